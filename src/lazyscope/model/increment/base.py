@@ -1,0 +1,146 @@
+"""Pairs (x₀, Δ) with Δ = α(x - x₀): what flows through a scaled network instead of x.
+
+A rule gives the Δ of an operation's output from the pairs of its arguments, never subtracting two close numbers, so
+that float32 serves every α. It is written with ε = 1/α; at ε = 0 it becomes the JVP, so the lazy limit is a number,
+not a second code path. Rules are plain differentiable torch: autograd, `vmap` and `torch.compile` see nothing special.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+
+def big(dtype: torch.dtype) -> float:
+    """Stands for infinity where ∞ - ∞ would arise: far above any Δ, and far enough below the overflow."""
+    return min(1e30, torch.finfo(dtype).max / 16)
+
+
+@dataclass(frozen=True)
+class Scale:
+    """α and ε = 1/α, as floats or as zero-dimensional tensors (one for each member under `vmap`)."""
+
+    alpha: Any
+    epsilon: Any
+
+    @classmethod
+    def of(cls, alpha: float | Tensor) -> Scale:
+        """The scale of a given α; α = ∞ gives ε = 0."""
+        return cls(alpha, 1.0 / alpha)
+
+    def times(self, gap: Tensor) -> Tensor:
+        """α·gap kept finite: 0·∞ is 0, and ±∞ are big."""
+        bound = big(gap.dtype)
+        return torch.nan_to_num(self.alpha * gap, nan=0.0, posinf=bound, neginf=-bound)
+
+
+class Pair(NamedTuple):
+    """A quantity: its value x₀ at the initialisation and its scaled increment Δ = α(x - x₀)."""
+
+    base: Tensor
+    delta: Tensor
+
+    def step(self, scale: Scale) -> Tensor:
+        """x - x₀ = εΔ."""
+        return self.delta * scale.epsilon
+
+    def current(self, scale: Scale) -> Tensor:
+        """x = x₀ + εΔ, rounded."""
+        return torch.add(self.base, self.delta * scale.epsilon)
+
+
+Rule = Callable[..., Any]
+"""`rule(scale, base_out, *args, **kwargs) -> Δ of the output(s)`, with a `Pair` for each argument that moves."""
+
+RULES: dict[Any, Rule] = {}
+"""Operation → rule."""
+
+FINE: set[Any] = set()
+"""Operations with kinks or jumps: near a kink α multiplies the rounding of x₀, so their rules get x₀ in float64 when the
+base program runs in float64."""
+
+LINEAR: set[Any] = set()
+"""Operations jointly linear in their tensor arguments: Δ(op(x, …)) = op(Δx, …), constants becoming zeros."""
+
+
+def rule(*names: str) -> Callable[[Rule], Rule]:
+    """Register a rule for operations named as in `torch.ops.aten`, all overloads unless one is named."""
+
+    def register(function: Rule) -> Rule:
+        for op in operations(*names):
+            RULES[op] = function
+        return function
+
+    return register
+
+
+def fine_rule(*names: str) -> Callable[[Rule], Rule]:
+    """Register a rule that takes x₀ in float64 beside Δ in the working precision."""
+
+    def register(function: Rule) -> Rule:
+        @functools.wraps(function)
+        def narrowed(scale: Scale, out: Any, *args: Any, **kwargs: Any) -> Any:
+            dtype = next(a.delta.dtype for a in args if isinstance(a, Pair))
+            result = function(scale, out, *args, **kwargs)
+            return (result[0].to(dtype), *result[1:]) if isinstance(result, tuple) else result.to(dtype)
+
+        FINE.update(operations(*names))
+        return rule(*names)(narrowed)
+
+    return register
+
+
+def operations(*names: str) -> list[Any]:
+    """The overloads behind names such as `"mul"` or `"pow.Tensor_Scalar"`; names unknown to this torch are left out."""
+    found: list[Any] = []
+    for name in names:
+        packet_name, _, overload = name.partition(".")
+        packet = getattr(torch.ops.aten, packet_name, None)
+        if packet is None:
+            continue
+        wanted = [overload] if overload else packet.overloads()
+        found += [getattr(packet, each) for each in wanted if each in packet.overloads()]
+    return found
+
+
+def base_of(value: Any) -> Any:
+    """x₀ of a pair; anything else as it is."""
+    return value.base if isinstance(value, Pair) else value
+
+
+def add(a: Any, b: Any) -> Any:
+    """The pair of a + b, where either may be a constant."""
+    if isinstance(a, Pair) and isinstance(b, Pair):
+        return Pair(a.base + b.base, a.delta + b.delta)
+    if isinstance(a, Pair):
+        out = a.base + b
+        return Pair(out, a.delta.expand_as(out))
+    if isinstance(b, Pair):
+        return add(b, a)
+    return a + b
+
+
+def negative(a: Any) -> Any:
+    """The pair of -a."""
+    return Pair(-a.base, -a.delta) if isinstance(a, Pair) else -a
+
+
+def times(scale: Scale, a: Any, b: Any) -> Any:
+    """The pair of a·b (elementwise): Δ(ab) = Δa·b + a₀·Δb with b at its current value."""
+    if isinstance(a, Pair) and isinstance(b, Pair):
+        return Pair(a.base * b.base, a.delta * b.current(scale) + a.base * b.delta)
+    if isinstance(a, Pair):
+        return Pair(a.base * b, a.delta * b)
+    if isinstance(b, Pair):
+        return Pair(a * b.base, a * b.delta)
+    return a * b
+
+
+def linear_map(a: Any, function: Callable[[Tensor], Tensor]) -> Any:
+    """The pair of a linear function of a."""
+    return Pair(function(a.base), function(a.delta)) if isinstance(a, Pair) else function(a)

@@ -1,0 +1,125 @@
+"""Increments of functions with kinks: everything is built from max(x, 0)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from lazyscope.model.increment.base import Pair, Scale, add, base_of, big, fine_rule, negative, times
+from lazyscope.model.increment.smooth import apply
+
+
+def relu(scale: Scale, a: Any) -> Any:
+    """The pair of max(x, 0): Δ = max(Δ, n) - max(n, 0) with n = -αx₀.
+
+    For x₀ > 0 it is max(Δ, -αx₀), else max(Δ + αx₀, 0), each with one rounding. The strict comparison gives torch's
+    derivative 0 at 0; at α = ∞ a big n cancels exactly, and 0·∞ counts as +big for the same reason.
+    """
+    if not isinstance(a, Pair):
+        return torch.relu(a)
+    return Pair(torch.relu(a.base), relu_delta(scale, a))
+
+
+def relu_delta(scale: Scale, a: Pair) -> Tensor:
+    """Δ of max(x, 0)."""
+    barrier = kink_barrier(scale, a.base, a.delta.dtype)
+    return torch.where(a.delta > barrier, a.delta, barrier) - barrier.clamp(min=0.0)
+
+
+def kink_barrier(scale: Scale, base: Tensor, dtype: torch.dtype) -> Tensor:
+    """n = -αx₀, kept finite; rounded after the product."""
+    with torch.no_grad():
+        bound = big(dtype)
+        return torch.nan_to_num((-scale.alpha * base).to(dtype), nan=bound, posinf=bound, neginf=-bound)
+
+
+def scaled(a: Any, factor: float) -> Any:
+    """The pair of factor·a."""
+    return Pair(a.base * factor, a.delta * factor) if isinstance(a, Pair) else a * factor
+
+
+def clamp(scale: Scale, a: Any, low: Any = None, high: Any = None) -> Any:
+    """min(max(x, low), high) = low + relu(x - low) - relu(x - high)."""
+    if low is not None:
+        a = add(relu(scale, add(a, negative(low))), low)
+    if high is not None:
+        a = add(negative(relu(scale, add(negative(a), high))), high)
+    return a
+
+
+@fine_rule("relu.default")
+def _relu(scale: Scale, _: Tensor, a: Pair) -> Tensor:
+    return relu_delta(scale, a)
+
+
+@fine_rule("leaky_relu.default")
+def _leaky_relu(scale: Scale, _: Tensor, a: Pair, slope: float = 0.01) -> Tensor:
+    return slope * a.delta + (1.0 - slope) * relu_delta(scale, a)
+
+
+@fine_rule("prelu.default", "_prelu_kernel.default")
+def _prelu(scale: Scale, _: Tensor, a: Any, weight: Any) -> Tensor:
+    if isinstance(weight, Pair) and weight.base.dim() == 1 and base_of(a).dim() > 1:
+        shape = (1, -1) + (1,) * (base_of(a).dim() - 2)
+        weight = Pair(weight.base.reshape(shape), weight.delta.reshape(shape))
+    below = times(scale, weight, negative(relu(scale, negative(a))))
+    return add(relu(scale, a), below).delta
+
+
+@fine_rule("hardtanh.default")
+def _hardtanh(scale: Scale, _: Tensor, a: Pair, low: float = -1.0, high: float = 1.0) -> Any:
+    return clamp(scale, a, low, high).delta
+
+
+@fine_rule("clamp")
+def _clamp(scale: Scale, _: Tensor, a: Any, low: Any = None, high: Any = None, **named: Any) -> Any:
+    return clamp(scale, a, named.get("min", low), named.get("max", high)).delta
+
+
+@fine_rule("clamp_min")
+def _clamp_min(scale: Scale, _: Tensor, a: Any, low: Any) -> Any:
+    return clamp(scale, a, low, None).delta
+
+
+@fine_rule("clamp_max")
+def _clamp_max(scale: Scale, _: Tensor, a: Any, high: Any) -> Any:
+    return clamp(scale, a, None, high).delta
+
+
+@fine_rule("relu6.default")
+def _relu6(scale: Scale, _: Tensor, a: Pair) -> Any:
+    return clamp(scale, a, 0.0, 6.0).delta
+
+
+@fine_rule("hardsigmoid.default")
+def _hardsigmoid(scale: Scale, _: Tensor, a: Pair) -> Any:
+    return clamp(scale, scaled(add(a, 3.0), 1.0 / 6.0), 0.0, 1.0).delta
+
+
+@fine_rule("hardswish.default")
+def _hardswish(scale: Scale, _: Tensor, a: Pair) -> Tensor:
+    gate = clamp(scale, scaled(add(a, 3.0), 1.0 / 6.0), 0.0, 1.0)
+    return times(scale, a, gate).delta
+
+
+@fine_rule("elu.default")
+def _elu(scale: Scale, _: Tensor, a: Pair, alpha: float = 1.0, factor: float = 1.0, inner: float = 1.0) -> Tensor:
+    below = scaled(apply("expm1", scale, scaled(negative(relu(scale, negative(a))), inner)), alpha)
+    return scaled(add(relu(scale, a), below), factor).delta
+
+
+@fine_rule("abs.default")
+def _abs(scale: Scale, _: Tensor, a: Pair) -> Tensor:
+    return relu_delta(scale, a) + relu_delta(scale, negative(a))
+
+
+@fine_rule("maximum.default")
+def _maximum(scale: Scale, _: Tensor, a: Any, b: Any) -> Any:
+    return add(a, relu(scale, add(b, negative(a)))).delta
+
+
+@fine_rule("minimum.default")
+def _minimum(scale: Scale, _: Tensor, a: Any, b: Any) -> Any:
+    return add(a, negative(relu(scale, add(a, negative(b))))).delta

@@ -1,0 +1,129 @@
+"""Increments of linear operations, and of choices between them: what is linear applies to Δ as it is."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from lazyscope.model.increment.base import LINEAR, Pair, Scale, base_of, fine_rule, operations, rule
+
+# Operations whose numeric arguments are shapes, indices or weights, never values added to the result.
+LINEAR.update(
+    operations(
+        *"""view _unsafe_view reshape _reshape_alias permute transpose t expand squeeze unsqueeze select slice
+        alias clone contiguous detach lift_fresh lift_fresh_copy _to_copy flip roll repeat narrow unfold as_strided
+        view_copy permute_copy transpose_copy t_copy expand_copy squeeze_copy unsqueeze_copy select_copy slice_copy
+        cat stack split split_with_sizes unbind chunk diagonal diag_embed tril triu neg positive
+        sum mean cumsum trace nansum index gather take_along_dim embedding index_select masked_select
+        select_scatter slice_scatter diagonal_scatter as_strided_scatter index_put _unsafe_index _unsafe_index_put
+        index_add index_copy scatter.src scatter_add
+        avg_pool1d avg_pool2d avg_pool3d _adaptive_avg_pool2d _adaptive_avg_pool3d adaptive_avg_pool1d
+        adaptive_avg_pool2d adaptive_avg_pool3d
+        reflection_pad1d reflection_pad2d reflection_pad3d replication_pad1d replication_pad2d replication_pad3d
+        _pad_circular im2col col2im pixel_shuffle pixel_unshuffle channel_shuffle
+        upsample_nearest1d upsample_nearest2d upsample_nearest3d upsample_linear1d upsample_bilinear2d
+        upsample_bicubic2d upsample_trilinear3d _upsample_nearest_exact1d _upsample_nearest_exact2d
+        view_as_real view_as_complex real imag _conj""".split()
+    )
+)
+
+CONSTANT = frozenset(
+    operations(*"zeros_like ones_like full_like empty_like new_zeros new_ones new_full new_empty rand_like".split())
+)
+"""Operations that look at the shape of their argument only."""
+
+
+@rule("add.Tensor", "add.Scalar")
+def _add(scale: Scale, out: Tensor, a: Any, b: Any, alpha: float = 1) -> Tensor:
+    return _signed_sum(out, a, b, alpha)
+
+
+@rule("sub.Tensor", "sub.Scalar")
+def _sub(scale: Scale, out: Tensor, a: Any, b: Any, alpha: float = 1) -> Tensor:
+    return _signed_sum(out, a, b, -alpha)
+
+
+@rule("rsub.Scalar", "rsub.Tensor")
+def _rsub(scale: Scale, out: Tensor, a: Any, b: Any, alpha: float = 1) -> Tensor:
+    return _signed_sum(out, b, a, -alpha)
+
+
+def _signed_sum(out: Tensor, a: Any, b: Any, factor: float) -> Tensor:
+    if isinstance(a, Pair) and isinstance(b, Pair):
+        return torch.add(a.delta, b.delta, alpha=factor)
+    if isinstance(a, Pair):
+        return a.delta.to(out.dtype).expand_as(out)
+    return (b.delta if factor == 1 else b.delta * factor).to(out.dtype).expand_as(out)
+
+
+@rule("copy.default")
+def _copy(scale: Scale, out: Tensor, target: Any, source: Any, *_: Any) -> Tensor:
+    moved = source.delta if isinstance(source, Pair) else torch.zeros_like(source)
+    return moved.to(out.dtype).expand_as(out)
+
+
+@rule("constant_pad_nd.default")
+def _pad(scale: Scale, _: Tensor, a: Pair, pad: list[int], value: float = 0.0) -> Tensor:
+    return torch.constant_pad_nd(a.delta, pad, 0.0)
+
+
+@rule("masked_fill.Scalar", "masked_fill.Tensor")
+def _masked_fill(scale: Scale, _: Tensor, a: Any, mask: Any, value: Any) -> Any:
+    return choose(scale, mask, value, a)
+
+
+@rule("where.self", "where.ScalarSelf", "where.ScalarOther", "where.Scalar")
+def _where(scale: Scale, _: Tensor, mask: Any, a: Any, b: Any) -> Any:
+    return choose(scale, mask, a, b)
+
+
+def choose(scale: Scale, mask: Any, a: Any, b: Any) -> Tensor:
+    """Δ of a where the mask holds, else b; a mask that depends on the parameters is a pair itself."""
+    like = next(t for t in (a, b, mask) if isinstance(t, Pair)).delta
+    da, db = (t.delta if isinstance(t, Pair) else torch.zeros((), dtype=like.dtype, device=like.device) for t in (a, b))
+    if not isinstance(mask, Pair):
+        return torch.where(mask, da, db)
+    flipped = mask.delta != 0
+    now = mask.base ^ flipped
+    base_a, base_b = (torch.as_tensor(base_of(t), dtype=like.dtype, device=like.device) for t in (a, b))
+    # Where the choice changed, the jump between the two branches at x₀ is added.
+    jump = torch.where(flipped, scale.times(torch.where(now, base_a - base_b, base_b - base_a)), 0.0)
+    return torch.where(now, da, db) + jump
+
+
+def _predicate(name: str) -> None:
+    """Comparisons: Δ = α(c - c₀), nonzero just where the answer changed."""
+    function = getattr(torch, name)
+
+    @fine_rule(f"{name}.Tensor", f"{name}.Scalar", f"{name}.default")
+    def compare(scale: Scale, out: Tensor, *args: Any) -> Tensor:
+        now = function(*(current(scale, a) for a in args))
+        dtype = next(a.delta.dtype for a in args if isinstance(a, Pair))
+        return scale.times(now.to(dtype) - out.to(dtype))
+
+
+def current(scale: Scale, a: Any) -> Any:
+    """x itself; of a predicate, its present answer."""
+    if not isinstance(a, Pair):
+        return a
+    return a.base ^ (a.delta != 0) if a.base.dtype == torch.bool else a.current(scale)
+
+
+for _name in ("gt", "ge", "lt", "le", "eq", "ne", "logical_and", "logical_or", "logical_not", "logical_xor",
+              "bitwise_and", "bitwise_or", "bitwise_not", "isnan", "isinf", "isfinite"):  # fmt: skip
+    _predicate(_name)
+
+
+def _step_function(name: str) -> None:
+    """Piecewise constant functions: a jump where the step was crossed, else nothing."""
+    function = getattr(torch, name)
+
+    @fine_rule(f"{name}.default")
+    def jump(scale: Scale, out: Tensor, a: Pair) -> Tensor:
+        return scale.times(function(a.current(scale)) - out)
+
+
+for _name in ("sign", "floor", "ceil", "round", "trunc"):
+    _step_function(_name)

@@ -1,0 +1,174 @@
+"""Increments of normalisations: softmax and its kin, layer, group and batch normalisation, variances."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from lazyscope.model.increment.base import Pair, Scale, add, linear_map, negative, rule, times
+from lazyscope.model.increment.fallback import difference
+from lazyscope.model.increment.smooth import apply, quotient, small_step
+
+
+def _exponential_sums(scale: Scale, probabilities: Tensor, a: Pair, dim: int) -> tuple[Tensor, Tensor, Tensor]:
+    """eᵢ = Δᵢ·expm1(δᵢ)/δᵢ = α·expm1(δᵢ), S = Σ p₀ⱼeⱼ, for steps clamped to where this form is used; and where not."""
+    step = a.step(scale)
+    bound = small_step(step.dtype)
+    far = (step.abs() > bound).any(dim, keepdim=True)
+    near = step.clamp(-bound, bound)
+    growth = a.delta * quotient(torch.expm1(near), near, 1.0)
+    return growth, (probabilities * growth).sum(dim, keepdim=True), far
+
+
+@rule("_softmax.default", "_safe_softmax.default", "softmax.int")
+def _softmax(scale: Scale, out: Tensor, a: Pair, dim: int, *_: Any, **__: Any) -> Tensor:
+    # p - p₀ = p₀(eᵢ - S)/(1 + S), eᵢ = expm1(δᵢ), S = Σ p₀e; a large step takes the plain difference.
+    growth, total, far = _exponential_sums(scale, out, a, dim)
+    near = out * (growth - total) / (1.0 + scale.epsilon * torch.where(far, torch.zeros_like(total), total))
+    return torch.where(far, _plain(scale, torch.softmax(_reached(scale, a, far), dim), out), near)
+
+
+@rule("_log_softmax.default", "log_softmax.int")
+def _log_softmax(scale: Scale, out: Tensor, a: Pair, dim: int, *_: Any, **__: Any) -> Tensor:
+    _growth, total, far = _exponential_sums(scale, out.exp(), a, dim)
+    near = a.delta - _log1p(scale, total, far)
+    return torch.where(far, _plain(scale, torch.log_softmax(_reached(scale, a, far), dim), out), near)
+
+
+@rule("logsumexp.default")
+def _logsumexp(scale: Scale, out: Tensor, a: Pair, dim: Any, keepdim: bool = False) -> Tensor:
+    dims = [dim] if isinstance(dim, int) else list(dim)
+    if len(dims) > 1:
+        a = Pair(*(t.movedim(dims, list(range(-len(dims), 0))).flatten(-len(dims)) for t in a))
+    last = dims[0] if len(dims) == 1 else -1
+    probabilities = torch.softmax(a.base, last)
+    _growth, total, far = _exponential_sums(scale, probabilities, a, last)
+    delta = torch.where(
+        far,
+        _plain(scale, torch.logsumexp(_reached(scale, a, far), last, True), torch.logsumexp(a.base, last, True)),
+        _log1p(scale, total, far),
+    )
+    return delta.reshape(out.shape)
+
+
+def _log1p(scale: Scale, total: Tensor, far: Tensor) -> Tensor:
+    """α·log1p(S/α)."""
+    step = torch.where(far, torch.zeros_like(total), scale.epsilon * total)
+    return total * quotient(torch.log1p(step), step, 1.0)
+
+
+def _reached(scale: Scale, a: Pair, far: Tensor) -> Tensor:
+    """The current point, where the step is large; elsewhere x₀, so that no gradient flows through the unused branch."""
+    return a.base + torch.where(far, a.step(scale), torch.zeros_like(a.base))
+
+
+def _plain(scale: Scale, value: Tensor, base: Tensor) -> Tensor:
+    return torch.nan_to_num(scale.alpha * (value - base), nan=0.0)
+
+
+def standardise(scale: Scale, a: Any, dims: list[int], eps: float, correction: float = 0.0) -> Any:
+    """The pair of (x - mean)/√(var + eps) over dims."""
+    centre = add(a, negative(linear_map(a, lambda t: t.mean(dims, keepdim=True))))
+    return times(scale, centre, apply("rsqrt", scale, add(_variance(scale, centre, dims, True, correction), eps)))
+
+
+def _variance(scale: Scale, centre: Pair, dims: list[int], keepdim: bool, correction: float) -> Pair:
+    count = math.prod([centre.base.shape[d] for d in dims])
+    squares = times(scale, centre, centre)
+    total = linear_map(squares, lambda t: t.sum(dims, keepdim=keepdim) / (count - correction))
+    return total  # type: ignore[no-any-return]
+
+
+def _affine(scale: Scale, a: Any, weight: Any, bias: Any, shape: tuple[int, ...]) -> Any:
+    if weight is not None:
+        a = times(scale, a, linear_map(weight, lambda t: t.reshape(shape)))
+    return a if bias is None else add(a, linear_map(bias, lambda t: t.reshape(shape)))
+
+
+@rule("native_layer_norm.default")
+def _layer_norm(scale: Scale, _: Any, a: Any, shape: Any, weight: Any, bias: Any, eps: float) -> tuple[Any, None, None]:
+    normal = a
+    if isinstance(a, Pair):
+        normal = standardise(scale, a, list(range(-len(shape), 0)), eps)
+    else:
+        normal = torch.nn.functional.layer_norm(a, shape, None, None, eps)
+    return _affine(scale, normal, weight, bias, tuple(shape)).delta, None, None
+
+
+@rule("native_group_norm.default")
+def _group_norm(
+    scale: Scale, _: Any, a: Any, weight: Any, bias: Any, n: int, c: int, hw: int, groups: int, eps: float
+) -> tuple[Any, None, None]:
+    shape = a.base.shape if isinstance(a, Pair) else a.shape
+    if isinstance(a, Pair):
+        grouped = linear_map(a, lambda t: t.reshape(n, groups, -1))
+        normal = linear_map(standardise(scale, grouped, [-1], eps), lambda t: t.reshape(shape))
+    else:
+        normal = torch.nn.functional.group_norm(a, groups, None, None, eps)
+    return _affine(scale, normal, weight, bias, (1, c) + (1,) * (len(shape) - 2)).delta, None, None
+
+
+def _batch_norm(scale: Scale, a: Any, weight: Any, bias: Any, mean: Tensor, var: Tensor, eps: float) -> Any:
+    rank = a.base.dim() if isinstance(a, Pair) else a.dim()
+    shape = (1, -1) + (1,) * (rank - 2)
+    factor = torch.rsqrt(var + eps).reshape(shape)
+    normal = times(scale, add(a, -mean.reshape(shape)), factor)
+    return _affine(scale, normal, weight, bias, shape).delta
+
+
+@rule("native_batch_norm.default", "cudnn_batch_norm.default", "miopen_batch_norm.default")
+def _native_batch_norm(
+    scale: Scale, out: Any, a: Any, w: Any, b: Any, mean: Any, var: Any, training: bool, momentum: float, eps: float
+) -> tuple[Any, ...]:
+    return (_batch_norm(scale, a, w, b, mean, var, eps), *(None,) * (len(out) - 1))
+
+
+@rule("_native_batch_norm_legit_no_training.default", "_batch_norm_no_update.default")
+def _batch_norm_no_update(
+    scale: Scale, out: Any, a: Any, w: Any, b: Any, mean: Any, var: Any, momentum: float, eps: float
+) -> tuple[Any, ...]:
+    return (_batch_norm(scale, a, w, b, mean, var, eps), *(None,) * (len(out) - 1))
+
+
+def _dims(a: Pair, dim: Any) -> list[int]:
+    if dim is None or (not isinstance(dim, int) and len(dim) == 0):
+        return list(range(a.base.dim()))
+    return [dim] if isinstance(dim, int) else list(dim)
+
+
+@rule("var.correction")
+def _var(scale: Scale, _: Tensor, a: Pair, dim: Any = None, *, correction: Any = 1, keepdim: bool = False) -> Tensor:
+    return _variance_of(scale, a, dim, correction, keepdim).delta
+
+
+@rule("std.correction")
+def _std(scale: Scale, _: Tensor, a: Pair, dim: Any = None, *, correction: Any = 1, keepdim: bool = False) -> Tensor:
+    return apply("sqrt", scale, _variance_of(scale, a, dim, correction, keepdim)).delta
+
+
+@rule("var_mean.correction")
+def _var_mean(
+    scale: Scale, _: Any, a: Pair, dim: Any = None, *, correction: Any = 1, keepdim: bool = False
+) -> tuple[Tensor, Tensor]:
+    mean = a.delta.mean(_dims(a, dim), keepdim=keepdim)
+    return _variance_of(scale, a, dim, correction, keepdim).delta, mean
+
+
+def _variance_of(scale: Scale, a: Pair, dim: Any, correction: Any, keepdim: bool) -> Pair:
+    dims = _dims(a, dim)
+    centre = add(a, negative(linear_map(a, lambda t: t.mean(dims, keepdim=True))))
+    return _variance(scale, centre, dims, keepdim, 1.0 if correction is None else float(correction))
+
+
+@rule("linalg_vector_norm.default")
+def _vector_norm(
+    scale: Scale, out: Tensor, a: Pair, ord: float = 2, dim: Any = None, keepdim: bool = False, **_: Any
+) -> Tensor:
+    dims = _dims(a, dim)
+    if ord != 2:
+        return difference(torch.linalg.vector_norm, scale, out, a, ord, dims, keepdim)  # type: ignore[no-any-return]
+    total = linear_map(apply("square", scale, a), lambda t: t.sum(dims, keepdim=keepdim))
+    return apply("sqrt", scale, total).delta
