@@ -4,7 +4,16 @@ Every public name stands here; the modules behind it may move.
 """
 
 from lazyscope import errors, loss
-from lazyscope.flow import Status, Trajectory, gradient_descent, gradient_flow, tangent_flow
+from lazyscope.flow import (
+    Minibatches,
+    Status,
+    Trajectory,
+    gradient_descent,
+    gradient_flow,
+    log_spaced,
+    stochastic_gradient_descent,
+    tangent_flow,
+)
 from lazyscope.model.base import Model
 from lazyscope.model.ensemble import Ensemble
 from lazyscope.model.increment import FallbackWarning
@@ -16,6 +25,7 @@ __all__ = [
     "Ensemble",
     "FallbackWarning",
     "Linearised",
+    "Minibatches",
     "Model",
     "Scaled",
     "Status",
@@ -25,6 +35,8 @@ __all__ = [
     "errors",
     "gradient_descent",
     "gradient_flow",
+    "log_spaced",
     "loss",
+    "stochastic_gradient_descent",
     "tangent_flow",
 ]

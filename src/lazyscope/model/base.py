@@ -17,7 +17,6 @@ from lazyscope.model.coordinates import Alpha, Coordinates, Studied, check_alpha
 from lazyscope.model.increment import Program, Scale, trace
 
 
-
 @contextlib.contextmanager
 def plain_kernels() -> Iterator[None]:
     """Attention and transformer layers in their plain form: the fused kernels have no forward derivative."""
@@ -30,7 +29,7 @@ def plain_kernels() -> Iterator[None]:
         torch.backends.mha.set_fastpath_enabled(fast_path)
 
 
-Forward = Callable[[Params, Params, Inputs], Tensor]
+Forward = Callable[[Params, Params, Inputs], Any]
 """(parameters, fixed state, inputs) ↦ output."""
 
 
@@ -45,10 +44,14 @@ class Model(Studied):
     (torch.Size([5, 2]), 8)
     """
 
-    def __init__(self, function: nn.Module | Callable[[Params, Inputs], Tensor], params: Params | None = None) -> None:
+    def __init__(
+        self, function: nn.Module | Callable[[Params, Inputs], Tensor], params: Mapping[str, Any] | None = None
+    ) -> None:
         if isinstance(function, nn.Module):
             if params is not None:
-                raise ModelError("A module brings its own parameters; pass Model(net), or a function with Model(f, params).")
+                raise ModelError(
+                    "A module brings its own parameters; pass Model(net), or a function with Model(f, params)."
+                )
             self._forward, self.params, self.state = _from_module(function)
         elif params is None:
             raise ModelError("A function needs its initial parameters; pass Model(f, params) with a dict of tensors.")
@@ -65,10 +68,13 @@ class Model(Studied):
 
     def __call__(self, x: Inputs, params: Params | None = None) -> Tensor:
         """h(w) on the inputs x, at w₀ unless other parameters are given."""
+        return self._evaluate(self.params if params is None else params, self.state, x)
+
+    def _evaluate(self, params: Params, state: Params, x: Inputs) -> Tensor:
         try:
-            out = self._forward(self.params if params is None else params, self.state, x)
+            out = self._forward(params, state, x)
         except (RuntimeError, IndexError) as error:
-            raise self._explain(error, x) from error
+            raise self._explain(error, params, state, x) from error
         return check_output(out)
 
     def __repr__(self) -> str:
@@ -105,12 +111,12 @@ class Model(Studied):
     @torch._dynamo.disable  # type: ignore[untyped-decorator, unused-ignore]
     def _trace(self, params: Params, state: Params, x: Inputs, key: Any) -> Program:
         names, fixed = list(params), list(state)
-        check_inputs(x)
         with torch.no_grad():
-            self(x, {name: w.detach() for name, w in params.items()})  # bad inputs fail here, with a remedy
+            self._evaluate(params, state, x)  # bad inputs fail here, with a remedy
+        check_inputs(x)
         keys, leaves = flatten(x)
 
-        def function(*flat: Tensor) -> Tensor:
+        def function(*flat: Tensor) -> Any:
             w, rest = dict(zip(names, flat, strict=False)), flat[len(names) :]
             s, inputs = dict(zip(fixed, rest, strict=False)), rest[len(fixed) :]
             return self._forward(w, s, unflatten(keys, inputs))
@@ -126,29 +132,37 @@ class Model(Studied):
     def jacobian(self, x: Inputs) -> Tensor:
         """Dh(w₀) as a dense matrix, (outputs of all points, flattened) × p: the reference for small models."""
         jacobian = torch.func.jacrev(lambda w: self._forward(w, self.state, x).flatten())(dict(self.params))
-        return torch.cat([block.flatten(1) for block in jacobian.values()], 1)
+        return torch.cat([block.reshape(len(block), -1) for block in jacobian.values()], 1)
 
-    def _explain(self, error: Exception, x: Inputs) -> LazyscopeError:
+    def _explain(self, error: Exception, params: Params, state: Params, x: Inputs) -> LazyscopeError:
         """What the user can do about a forward that failed."""
         leaves = flatten(x)[1]
-        first = next(iter(self.params.values()))
+        first = next(iter(params.values()))
         if any(t.device != first.device for t in leaves):
             places = sorted({str(t.device) for t in leaves})
-            return InputError(f"The model is on {first.device} and the inputs on {', '.join(places)}; move one to the other.")
+            return InputError(
+                f"The model is on {first.device} and the inputs on {', '.join(places)}; move one to the other."
+            )
         reason = str(error).splitlines()[0]
-        if any(not t.is_floating_point() for t in leaves) and self._accepts(x, lambda t: t.to(first.dtype)):
+        if any(not t.is_floating_point() for t in leaves) and self._accepts(
+            params, state, x, lambda t: t.to(first.dtype)
+        ):
             return InputError(f"The model computes on floats but the inputs are integers; pass x.to({first.dtype}).")
         if any(t.is_floating_point() and t.dtype != first.dtype for t in leaves) and self._accepts(
-            x, lambda t: t.to(first.dtype) if t.is_floating_point() else t
+            params, state, x, lambda t: t.to(first.dtype) if t.is_floating_point() else t
         ):
-            return InputError(f"The model is in {first.dtype} and the inputs are not ({reason}); pass x.to({first.dtype}).")
+            return InputError(
+                f"The model is in {first.dtype} and the inputs are not ({reason}); pass x.to({first.dtype})."
+            )
         shapes = [tuple(t.shape) for t in leaves]
-        return InputError(f"The model refuses inputs of shape {shapes}: {reason}; check the shape that its forward expects.")
+        return InputError(
+            f"The model refuses inputs of shape {shapes}: {reason}; check the shape that its forward expects."
+        )
 
-    def _accepts(self, x: Inputs, change: Callable[[Tensor], Tensor]) -> bool:
+    def _accepts(self, params: Params, state: Params, x: Inputs, change: Callable[[Tensor], Tensor]) -> bool:
         try:
             keys, leaves = flatten(x)
-            self._forward(self.params, self.state, unflatten(keys, [change(t) for t in leaves]))
+            self._forward(params, state, unflatten(keys, [change(t) for t in leaves]))
         except (RuntimeError, IndexError):
             return False
         return True
@@ -188,11 +202,13 @@ _BATCH_NORMS = (nn.modules.batchnorm._BatchNorm,)
 def _from_module(net: nn.Module) -> tuple[Forward, dict[str, Tensor], dict[str, Tensor]]:
     for name, module in net.named_modules():
         if isinstance(module, _DROPOUTS) and module.training and module.p > 0:
-            raise ModelError(f"Dropout {name or 'module'!r} is in training mode, so outputs are random; call net.eval() first.")
+            raise ModelError(
+                f"Dropout {name or 'module'!r} is in training mode, so outputs are random; call net.eval() first."
+            )
         if isinstance(module, _BATCH_NORMS) and (module.training or module.running_mean is None):
             raise ModelError(
-                f"Batch-norm {name or 'module'!r} is in training mode, so outputs depend on the whole batch; call net.eval()"
-                " first (it needs track_running_stats=True), or use GroupNorm."
+                f"Batch-norm {name or 'module'!r} is in training mode, so outputs depend on the whole batch; call"
+                " net.eval() first (it needs track_running_stats=True), or use GroupNorm."
             )
     if any(isinstance(p, nn.parameter.UninitializedParameter) for p in net.parameters()):
         raise ModelError("The model has lazy layers without shape yet; run it once on data before Model(net).")
@@ -209,22 +225,22 @@ def _from_module(net: nn.Module) -> tuple[Forward, dict[str, Tensor], dict[str, 
     for parameter in kept.parameters():
         parameter.requires_grad_(False)
 
-    def forward(w: Params, s: Params, x: Inputs) -> Tensor:
+    def forward(w: Params, s: Params, x: Inputs) -> Any:
         args, kwargs = ((), x) if isinstance(x, Mapping) else (x if isinstance(x, tuple) else (x,), {})
         with plain_kernels():
-            return torch.func.functional_call(kept, {**w, **s}, args, dict(kwargs))  # type: ignore[no-any-return]
+            return torch.func.functional_call(kept, {**w, **s}, args, dict(kwargs))
 
     return forward, params, state
 
 
-def _from_function(function: Callable[[Params, Inputs], Tensor], params: Params) -> tuple[Forward, dict[str, Tensor], Any]:
+def _from_function(function: Callable[..., Any], params: Mapping[str, Any]) -> tuple[Forward, dict[str, Tensor], Any]:
     if not isinstance(params, Mapping) or not all(isinstance(w, Tensor) for w in params.values()):
         raise ModelError("Parameters must be a dict of tensors; pass Model(f, {'name': tensor, …}).")
     start = {name: w.detach().clone() for name, w in params.items() if w.is_floating_point()}
     if len(start) < len(params):
         raise ModelError("Parameters must be floating-point tensors; bind the others into the function.")
 
-    def forward(w: Params, _: Params, x: Inputs) -> Tensor:
+    def forward(w: Params, _: Params, x: Inputs) -> Any:
         with plain_kernels():
             return function(w, x)
 
@@ -235,8 +251,8 @@ def check_output(out: Any) -> Tensor:
     """One floating tensor, or a remedy."""
     if not isinstance(out, Tensor) or not out.is_floating_point():
         raise ModelError(
-            f"The model must return one floating-point tensor but returned {type(out).__name__}; wrap it in a module that"
-            " returns the output to study."
+            f"The model must return one floating-point tensor but returned {type(out).__name__}; wrap it in a module"
+            " that returns the output to study."
         )
     return out
 

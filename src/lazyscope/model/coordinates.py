@@ -49,7 +49,7 @@ class Coordinates(ABC):
 
     @abstractmethod
     def kernel(self) -> Tensor:
-        """The tangent kernel Dh(w₀)Dh(w₀)ᵀ on the data, `(*batch, N, N)` with N the outputs of all points, flattened."""
+        """The tangent kernel Dh(w₀)Dh(w₀)ᵀ on the data, `(*batch, N, N)`, N the outputs of all points, flattened."""
 
     def pull_back(self, u: Tensor) -> dict[str, Tensor]:
         """Dh(w₀)ᵀu for u of the shape of the outputs."""
@@ -75,4 +75,3 @@ def offset(initial: Tensor, alpha: Tensor, centred: bool) -> Tensor | None:
             "At α = ∞ the output αh(w₀) is infinite; pass centred=True, or start from h(w₀) = 0 with Symmetrised."
         )
     return initial * alpha.to(initial)
-

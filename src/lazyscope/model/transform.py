@@ -42,7 +42,7 @@ class _TangentModule(nn.Module):
     def __init__(self, model: Model | nn.Module, scale: Scale) -> None:
         super().__init__()
         studied = model if isinstance(model, Model) else Model(model)
-        object.__setattr__(self, "_model", studied)
+        self._studied: Model = studied
         self._scale = scale
         self._names = tuple(studied.params)
         self._state_names = tuple(studied.state)
@@ -59,8 +59,7 @@ class _TangentModule(nn.Module):
         w0 = {name: start[name] for name in self._names}
         state = {name: start[name] for name in self._state_names}
         v = dict(self.named_parameters(remove_duplicate=False))
-        model: Model = self._model
-        program, values = model.base(w0, state, x)
+        program, values = self._studied.base(w0, state, x)
         return values[-1], program.increment(self._scale, [v[name] for name in self._names], values)
 
     @abstractmethod
@@ -79,7 +78,7 @@ class Scaled(_TangentModule):
     for every α; α = ∞ is the tangent model. Float32 is enough for all of them.
 
     >>> lazy = Scaled(torch.nn.Sequential(torch.nn.Linear(2, 8), torch.nn.Tanh(), torch.nn.Linear(8, 1)), alpha=1e6)
-    >>> float(lazy(torch.ones(1, 2)).abs())
+    >>> float(lazy(torch.ones(1, 2)).detach().abs())
     0.0
     """
 
@@ -113,7 +112,9 @@ class Scaled(_TangentModule):
     def set_extra_state(self, state: Any) -> None:
         """Refuse the v of another α."""
         if float(state) != self.alpha:
-            raise ScaleError(f"This state was saved at α = {float(state)}, not {self.alpha}; build Scaled with that α first.")
+            raise ScaleError(
+                f"This state was saved at α = {float(state)}, not {self.alpha}; build Scaled with that α first."
+            )
 
     def extra_repr(self) -> str:
         """Shown by print."""
@@ -153,11 +154,11 @@ class Symmetrised(nn.Module):
     """h(w_a) - h(w_b) with w_a(0) = w_b(0): zero at the start, with the differential of h twice over (Section 3.1).
 
     >>> twin = Symmetrised(torch.nn.Linear(2, 1))
-    >>> float(twin(torch.ones(1, 2)).abs())
+    >>> float(twin(torch.ones(1, 2)).detach().abs())
     0.0
     """
 
-    def __init__(self, net: nn.Module) -> None:
+    def __init__(self, net: Any) -> None:
         super().__init__()
         if not isinstance(net, nn.Module):
             raise ModelError("Symmetrised takes a module; write a function's twin as f(a, x) - f(b, x).")

@@ -18,7 +18,7 @@ from torch import Tensor
 from lazyscope._typing import Inputs, Params
 from lazyscope.errors import InputError, ModelError
 from lazyscope.model.coordinates import Alpha, Coordinates, Studied, check_alpha, offset
-from lazyscope.model.hidden import Hidden, Relu, Smooth, value_and_slope
+from lazyscope.model.neurons import Neurons, ReluNeurons, SmoothNeurons, Start, value_and_slope
 
 Activation = Callable[[Tensor], Tensor]
 
@@ -43,15 +43,13 @@ class TwoLayer(Studied):
 
     def __init__(
         self,
-        a: Float[Tensor, "*batch m"],
-        b: Float[Tensor, "*batch m d"],
+        a: Float[Tensor, "..."],
+        b: Float[Tensor, "..."],
         activation: Activation = torch.relu,
-        alive: Bool[Tensor, "*batch m"] | None = None,
+        alive: Bool[Tensor, "..."] | None = None,
     ) -> None:
         if b.shape[:-1] != a.shape:
-            raise ModelError(
-                f"Each a_j needs one b_j, but a is {(*a.shape,)} and b is {(*b.shape,)}; add the last."
-            )
+            raise ModelError(f"Each a_j needs one b_j, but a is {(*a.shape,)} and b is {(*b.shape,)}; add the last.")
         self.a, self.b, self.activation, self.alive = a, b, activation, alive
 
     @property
@@ -73,13 +71,11 @@ class TwoLayer(Studied):
         return TwoLayer(tau * draws[..., 0], tau * draws[..., 1:], activation)
 
     @staticmethod
-    def circle(
-        width: int, seeds: Sequence[int], *, tau: float = 1.0, activation: Activation = torch.relu
-    ) -> TwoLayer:
-        """In the plane: a_j = ±τ and b_j = τ(cos θ_j, sin θ_j), signs and angles uniform: one net a seed."""
+    def circle(width: int, seeds: Sequence[int], *, tau: float = 1.0, activation: Activation = torch.relu) -> TwoLayer:
+        """In the plane: a_j uniform on [-τ, τ], b_j uniform on the circle of radius τ: one net a seed."""
         draws = torch.stack([torch.rand(2, width, generator=_generator(seed)) for seed in seeds])
-        signs, angles = (draws[:, 0] - 0.5).sign(), 2 * torch.pi * draws[:, 1]
-        return TwoLayer(tau * signs, tau * torch.stack([angles.cos(), angles.sin()], dim=-1), activation)
+        outer, angles = 2 * draws[:, 0] - 1, 2 * torch.pi * draws[:, 1]
+        return TwoLayer(tau * outer, tau * torch.stack([angles.cos(), angles.sin()], dim=-1), activation)
 
     @staticmethod
     def pad(nets: Sequence[TwoLayer]) -> TwoLayer:
@@ -145,71 +141,69 @@ class TwoLayerCoordinates(Coordinates):
 
     def __init__(self, net: TwoLayer, x: Inputs, alpha: Tensor, centred: bool) -> None:
         x = _checked(x, net)
-        self.batch = tuple(torch.broadcast_shapes(net.batch, alpha.shape, x.shape[:-2]))  # type: ignore[no-untyped-call]
+        self.batch = tuple(torch.broadcast_shapes(net.batch, alpha.shape, x.shape[:-2]))
         self.alpha = alpha.expand(self.batch)
-        rank, self._width = len(self.batch), net.a.shape[-1]
+        rank = len(self.batch)
         lead = (1,) * (rank + 2 - x.ndim) + tuple(x.shape[:-2])
         shared = [i for i in range(rank) if lead[i] == 1]
         self._order = [i for i in range(rank) if lead[i] > 1] + shared
         self._own, self._shared = prod(lead), prod(self.batch[i] for i in shared)
-        self._x = x.reshape(self._own, *x.shape[-2:])
-        self._a = self._fold(net.a.expand(*self.batch, -1))  # (own, shared, m)
-        scale = self._fold(self.alpha).to(x.device)[..., None, None]  # (own, shared, 1, 1), float64
-        self._rate = (1 / scale).to(x).squeeze(-1)
+        x = x.reshape(self._own, *x.shape[-2:])
+        a = self._fold(net.a.expand(*self.batch, -1))  # (own, shared, m)
 
         # What depends on w₀ alone is kept once for all members of an input that start from the same weights.
         start = (1,) * (rank - len(net.batch)) + net.batch
         same = all(start[i] == 1 for i in shared)
         first = tuple(slice(1) if same and i in shared else slice(None) for i in range(rank))
         b = self._fold(net.b.expand(*self.batch, -1, -1)[first])  # (own, starts, m, d)
-        # In float64: α multiplies a pre-activation, and with it the rounding error.
-        pre = (b.double().flatten(1, 2) @ self._x.double().mT).view(*b.shape[:-1], -1)  # (own, starts, m, n)
+        pre = (b.double().flatten(1, 2) @ x.double().mT).unflatten(1, b.shape[1:3])  # (own, starts, m, n)
         act, slope = value_and_slope(net.activation, pre)
         if net.alive is not None:
             # With σ = 0 on a zero neuron v_a stays 0, hence a = 0, hence v_b = 0: the neuron never moves.
             act = act * self._fold(net.alive.expand(*self.batch, -1)[first])[..., None]
-        initial, size = self._sum(self._a, act), self._sum(self._a.abs(), act.abs())
+        self._start = Start(x, a, pre, act, slope, self._fold(self.alpha).to(x.device)[..., None])
+        relu = net.activation in _RELUS
+        self._neurons: Neurons = ReluNeurons(self._start) if relu else SmoothNeurons(self._start, net.activation)
+        initial, size = self._initial(a, act), self._initial(a.abs(), act.abs())
         initial = initial.masked_fill(initial.abs() < _ROUNDING * size, 0)  # symmetrised nets: 0, exactly
         self._offset = offset(initial.to(x), self.alpha[..., None], centred)
-        self._act, self._slope = act.to(x), slope.to(x)
-        self._hidden: Hidden = Smooth(self._x, pre, scale, net.activation)
-        if net.activation in _RELUS:
-            self._hidden = Relu(self._x, pre, scale)
 
     def zeros(self) -> dict[str, Tensor]:
         """The start, v = 0."""
-        a = self._x.new_zeros(*self.batch, self._width)
-        return {"a": a, "b": a.new_zeros(*a.shape, self._x.shape[-1])}
+        a = self._start.a.new_zeros(*self.batch, self._start.a.shape[-1])
+        return {"a": a, "b": a.new_zeros(*a.shape, self._start.x.shape[-1])}
 
     def outputs(self, v: Params) -> Tensor:
         """y_α(v), `(*batch, n)`."""
-        va, vb = self._fold(v["a"]), self._fold(v["b"])
-        starts = self._act.flatten(0, 1)  # (own·starts, m, n)
-        first_order = torch.bmm(va.reshape(len(starts), -1, self._width), starts)
-        y = self._hidden(torch.addcmul(self._a, va, self._rate), vb) + first_order.view(*va.shape[:2], -1)
-        return self._unfold(y) if self._offset is None else self._unfold(y) + self._offset
+        y = self._unfold(self._neurons(self._fold(v["a"]), self._fold(v["b"])))
+        return y if self._offset is None else y + self._offset
 
     def kernel(self) -> Tensor:
         """K = (XXᵀ)∘Σ_j a_j² σ'_j σ'_jᵀ + Σ_j σ_j σ_jᵀ at w₀, `(*batch, n, n)`; supplement, A.2."""
-        slope = self._slope * self._a[:, : self._slope.shape[1], :, None]
-        kernel = (slope.mT @ slope).mul_((self._x @ self._x.mT)[:, None]).add_(self._act.mT @ self._act)
+        x, act = self._start.x, self._start.act.to(self._start.x)
+        slope = self._start.slope.to(x) * self._start.a[:, : act.shape[1], :, None]
+        kernel = (slope.mT @ slope).mul_((x @ x.mT)[:, None]).add_(act.mT @ act)
         return self._unfold(kernel.expand(-1, self._shared, -1, -1))
 
-    def _sum(self, a: Tensor, act: Tensor) -> Tensor:
-        """Σ_j a_j act_j in float64, `(*batch, n)`."""
+    def _initial(self, a: Tensor, act: Tensor) -> Tensor:
+        """Σ_j a_j σ(p_j) in float64, `(*batch, n)`."""
         return self._unfold((a.double()[..., None, :] @ act).squeeze(-2))
 
     def _fold(self, value: Tensor) -> Tensor:
-        """(*batch, …) → (own, shared, …); a view when the dimensions that inputs have come first."""
-        rank = len(self.batch)
-        moved = value.permute(*self._order, *range(rank, value.ndim))
-        return moved.reshape(self._own, -1, *value.shape[rank:])
+        """(*batch, …) → (own, shared, …); a view when the dimensions that the inputs have come first."""
+        return self._reordered(value, self._order).reshape(self._own, -1, *value.shape[len(self.batch) :])
 
     def _unfold(self, value: Tensor) -> Tensor:
         """(own, shared, …) → (*batch, …)."""
-        rank = len(self.batch)
         spread = value.reshape(*(self.batch[i] for i in self._order), *value.shape[2:])
-        return spread.permute(*(self._order.index(i) for i in range(rank)), *range(rank, spread.ndim))
+        return self._reordered(spread, [self._order.index(i) for i in range(len(self.batch))])
+
+    @staticmethod
+    def _reordered(value: Tensor, order: list[int]) -> Tensor:
+        """The leading dimensions in another order; nothing at all in the usual one, as this is in every step."""
+        if order == list(range(len(order))):
+            return value
+        return value.permute(*order, *range(len(order), value.ndim))
 
 
 def _checked(x: Inputs, net: TwoLayer) -> Tensor:

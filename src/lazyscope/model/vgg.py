@@ -21,8 +21,8 @@ def vgg(
 ) -> nn.Sequential:
     """A VGG net: 3×3 convolutions with biases, ReLU, 2×2 max-pools, global average, one linear layer.
 
-    `width` multiplies the channels of every layer. For 32×32 images the five pools of VGG-11 leave one pixel, so that the
-    average is the identity there; smaller images need fewer pools.
+    `width` multiplies the channels of every layer. For 32×32 images the five pools of VGG-11 leave one pixel, so that
+    the average is the identity there; smaller images need fewer pools.
     """
     modules: list[nn.Module] = []
     features = channels

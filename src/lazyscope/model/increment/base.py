@@ -10,10 +10,13 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor
+
+Number: TypeAlias = float | int
+"""Spelt out, as a run-time type checker does not take an int for a float."""
 
 
 def big(dtype: torch.dtype) -> float:
@@ -47,7 +50,8 @@ class Pair(NamedTuple):
 
     def step(self, scale: Scale) -> Tensor:
         """x - x₀ = εΔ."""
-        return self.delta * scale.epsilon
+        step: Tensor = self.delta * scale.epsilon
+        return step
 
     def current(self, scale: Scale) -> Tensor:
         """x = x₀ + εΔ, rounded."""
@@ -61,8 +65,8 @@ RULES: dict[Any, Rule] = {}
 """Operation → rule."""
 
 FINE: set[Any] = set()
-"""Operations with kinks or jumps: near a kink α multiplies the rounding of x₀, so their rules get x₀ in float64 when the
-base program runs in float64."""
+"""Operations with kinks or jumps: near a kink α multiplies the rounding of x₀, so their rules get x₀ in float64 when
+the base program runs in float64."""
 
 LINEAR: set[Any] = set()
 """Operations jointly linear in their tensor arguments: Δ(op(x, …)) = op(Δx, …), constants becoming zeros."""

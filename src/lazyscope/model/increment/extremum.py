@@ -81,7 +81,10 @@ def _pool(
     size = a.base.shape[-rank:]
     with torch.no_grad():
         # One slice of the padded map for each place in the window: views, so no window is ever copied.
-        ends = [(o - 1) * s + (k - 1) * d + 1 for o, s, k, d in zip(best0.shape[-rank:], stride, kernel, dilation, strict=True)]
+        ends = [
+            (o - 1) * s + (k - 1) * d + 1
+            for o, s, k, d in zip(best0.shape[-rank:], stride, kernel, dilation, strict=True)
+        ]
         margins = [(p, max(e - n - p, 0)) for p, e, n in zip(padding, ends, size, strict=True)]
         flat_margins = [m for pair in reversed(margins) for m in pair]
         places = torch.arange(math.prod(size), device=a.base.device).reshape(size)
@@ -91,11 +94,11 @@ def _pool(
             base = F.pad(base, flat_margins, value=-math.inf)
         best = winner = None
         for offset in itertools.product(*(range(k) for k in kernel)):
-            window = tuple(
+            window: tuple[Any, ...] = tuple(
                 slice(i * d, i * d + (o - 1) * s + 1, s)
                 for i, d, o, s in zip(offset, dilation, best0.shape[-rank:], stride, strict=True)
             )
-            score = value[..., *window] - scale.times(best0 - base[..., *window]).to(value.dtype)
+            score = value[(..., *window)] - scale.times(best0 - base[(..., *window)]).to(value.dtype)
             index = place[window].expand_as(score)
             if best is None or winner is None:
                 best, winner = score, index
@@ -110,14 +113,28 @@ def _pool(
 
 @fine_rule("max_pool2d_with_indices.default")
 def _max_pool2d(
-    scale: Scale, out: Any, a: Pair, kernel: Any, stride: Any = (), padding: Any = 0, dilation: Any = 1, ceil: bool = False
+    scale: Scale,
+    out: Any,
+    a: Pair,
+    kernel: Any,
+    stride: Any = (),
+    padding: Any = 0,
+    dilation: Any = 1,
+    ceil: bool = False,
 ) -> tuple[Tensor, None]:
     return _pool(2, scale, out, a, kernel, stride, padding, dilation)
 
 
 @fine_rule("max_pool3d_with_indices.default")
 def _max_pool3d(
-    scale: Scale, out: Any, a: Pair, kernel: Any, stride: Any = (), padding: Any = 0, dilation: Any = 1, ceil: bool = False
+    scale: Scale,
+    out: Any,
+    a: Pair,
+    kernel: Any,
+    stride: Any = (),
+    padding: Any = 0,
+    dilation: Any = 1,
+    ceil: bool = False,
 ) -> tuple[Tensor, None]:
     return _pool(3, scale, out, a, kernel, stride, padding, dilation)
 
@@ -128,9 +145,9 @@ def _adaptive_max_pool(scale: Scale, out: Any, a: Pair, size: Any) -> tuple[Tens
     rank = len(size)
     rows = []
     for cell in itertools.product(*(range(o) for o in size)):
-        window = tuple(
+        window: tuple[Any, ...] = tuple(
             slice(i * n // o, -(-(i + 1) * n // o)) for i, n, o in zip(cell, a.base.shape[-rank:], size, strict=True)
         )
-        part = Pair(*(t[..., *window].flatten(-rank) for t in a))
+        part = Pair(*(t[(..., *window)].flatten(-rank) for t in a))
         rows.append(along(scale, part, -1, False))
     return torch.stack(rows, -1).reshape(out[0].shape), None

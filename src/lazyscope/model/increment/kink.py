@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lazyscope.model.increment.base import Pair, Scale, add, base_of, big, fine_rule, negative, times
+from lazyscope.model.increment.base import Number, Pair, Scale, add, base_of, big, fine_rule, negative, times
 from lazyscope.model.increment.smooth import apply
 
 
@@ -35,7 +35,7 @@ def kink_barrier(scale: Scale, base: Tensor, dtype: torch.dtype) -> Tensor:
         return torch.nan_to_num((-scale.alpha * base).to(dtype), nan=bound, posinf=bound, neginf=-bound)
 
 
-def scaled(a: Any, factor: float) -> Any:
+def scaled(a: Any, factor: Number) -> Any:
     """The pair of factor·a."""
     return Pair(a.base * factor, a.delta * factor) if isinstance(a, Pair) else a * factor
 
@@ -55,12 +55,12 @@ def _relu(scale: Scale, _: Tensor, a: Pair) -> Tensor:
 
 
 @fine_rule("leaky_relu.default")
-def _leaky_relu(scale: Scale, _: Tensor, a: Pair, slope: float = 0.01) -> Tensor:
+def _leaky_relu(scale: Scale, _: Tensor, a: Pair, slope: Number = 0.01) -> Tensor:
     return slope * a.delta + (1.0 - slope) * relu_delta(scale, a)
 
 
 @fine_rule("prelu.default", "_prelu_kernel.default")
-def _prelu(scale: Scale, _: Tensor, a: Any, weight: Any) -> Tensor:
+def _prelu(scale: Scale, _: Tensor, a: Any, weight: Any) -> Any:
     if isinstance(weight, Pair) and weight.base.dim() == 1 and base_of(a).dim() > 1:
         shape = (1, -1) + (1,) * (base_of(a).dim() - 2)
         weight = Pair(weight.base.reshape(shape), weight.delta.reshape(shape))
@@ -69,7 +69,7 @@ def _prelu(scale: Scale, _: Tensor, a: Any, weight: Any) -> Tensor:
 
 
 @fine_rule("hardtanh.default")
-def _hardtanh(scale: Scale, _: Tensor, a: Pair, low: float = -1.0, high: float = 1.0) -> Any:
+def _hardtanh(scale: Scale, _: Tensor, a: Pair, low: Number = -1.0, high: Number = 1.0) -> Any:
     return clamp(scale, a, low, high).delta
 
 
@@ -99,13 +99,13 @@ def _hardsigmoid(scale: Scale, _: Tensor, a: Pair) -> Any:
 
 
 @fine_rule("hardswish.default")
-def _hardswish(scale: Scale, _: Tensor, a: Pair) -> Tensor:
+def _hardswish(scale: Scale, _: Tensor, a: Pair) -> Any:
     gate = clamp(scale, scaled(add(a, 3.0), 1.0 / 6.0), 0.0, 1.0)
     return times(scale, a, gate).delta
 
 
 @fine_rule("elu.default")
-def _elu(scale: Scale, _: Tensor, a: Pair, alpha: float = 1.0, factor: float = 1.0, inner: float = 1.0) -> Tensor:
+def _elu(scale: Scale, _: Tensor, a: Pair, alpha: Number = 1.0, factor: Number = 1.0, inner: Number = 1.0) -> Any:
     below = scaled(apply("expm1", scale, scaled(negative(relu(scale, negative(a))), inner)), alpha)
     return scaled(add(relu(scale, a), below), factor).delta
 

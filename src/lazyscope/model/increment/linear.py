@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lazyscope.model.increment.base import LINEAR, Pair, Scale, base_of, fine_rule, operations, rule
+from lazyscope.model.increment.base import LINEAR, Number, Pair, Scale, base_of, fine_rule, operations, rule
 
 # Operations whose numeric arguments are shapes, indices or weights, never values added to the result.
 LINEAR.update(
@@ -36,21 +36,21 @@ CONSTANT = frozenset(
 
 
 @rule("add.Tensor", "add.Scalar")
-def _add(scale: Scale, out: Tensor, a: Any, b: Any, alpha: float = 1) -> Tensor:
+def _add(scale: Scale, out: Tensor, a: Any, b: Any, alpha: Number = 1) -> Any:
     return _signed_sum(out, a, b, alpha)
 
 
 @rule("sub.Tensor", "sub.Scalar")
-def _sub(scale: Scale, out: Tensor, a: Any, b: Any, alpha: float = 1) -> Tensor:
+def _sub(scale: Scale, out: Tensor, a: Any, b: Any, alpha: Number = 1) -> Any:
     return _signed_sum(out, a, b, -alpha)
 
 
 @rule("rsub.Scalar", "rsub.Tensor")
-def _rsub(scale: Scale, out: Tensor, a: Any, b: Any, alpha: float = 1) -> Tensor:
+def _rsub(scale: Scale, out: Tensor, a: Any, b: Any, alpha: Number = 1) -> Any:
     return _signed_sum(out, b, a, -alpha)
 
 
-def _signed_sum(out: Tensor, a: Any, b: Any, factor: float) -> Tensor:
+def _signed_sum(out: Tensor, a: Any, b: Any, factor: Number) -> Any:
     if isinstance(a, Pair) and isinstance(b, Pair):
         return torch.add(a.delta, b.delta, alpha=factor)
     if isinstance(a, Pair):
@@ -65,7 +65,7 @@ def _copy(scale: Scale, out: Tensor, target: Any, source: Any, *_: Any) -> Tenso
 
 
 @rule("constant_pad_nd.default")
-def _pad(scale: Scale, _: Tensor, a: Pair, pad: list[int], value: float = 0.0) -> Tensor:
+def _pad(scale: Scale, _: Tensor, a: Pair, pad: list[int], value: Number = 0.0) -> Tensor:
     return torch.constant_pad_nd(a.delta, pad, 0.0)
 
 

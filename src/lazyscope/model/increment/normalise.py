@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lazyscope.model.increment.base import Pair, Scale, add, linear_map, negative, rule, times
+from lazyscope.model.increment.base import Number, Pair, Scale, add, linear_map, negative, rule, times
 from lazyscope.model.increment.fallback import difference
 from lazyscope.model.increment.smooth import apply, quotient, small_step
 
@@ -69,13 +69,13 @@ def _plain(scale: Scale, value: Tensor, base: Tensor) -> Tensor:
     return torch.nan_to_num(scale.alpha * (value - base), nan=0.0)
 
 
-def standardise(scale: Scale, a: Any, dims: list[int], eps: float, correction: float = 0.0) -> Any:
+def standardise(scale: Scale, a: Any, dims: list[int], eps: Number, correction: Number = 0.0) -> Any:
     """The pair of (x - mean)/√(var + eps) over dims."""
     centre = add(a, negative(linear_map(a, lambda t: t.mean(dims, keepdim=True))))
     return times(scale, centre, apply("rsqrt", scale, add(_variance(scale, centre, dims, True, correction), eps)))
 
 
-def _variance(scale: Scale, centre: Pair, dims: list[int], keepdim: bool, correction: float) -> Pair:
+def _variance(scale: Scale, centre: Pair, dims: list[int], keepdim: bool, correction: Number) -> Pair:
     count = math.prod([centre.base.shape[d] for d in dims])
     squares = times(scale, centre, centre)
     total = linear_map(squares, lambda t: t.sum(dims, keepdim=keepdim) / (count - correction))
@@ -89,7 +89,9 @@ def _affine(scale: Scale, a: Any, weight: Any, bias: Any, shape: tuple[int, ...]
 
 
 @rule("native_layer_norm.default")
-def _layer_norm(scale: Scale, _: Any, a: Any, shape: Any, weight: Any, bias: Any, eps: float) -> tuple[Any, None, None]:
+def _layer_norm(
+    scale: Scale, _: Any, a: Any, shape: Any, weight: Any, bias: Any, eps: Number
+) -> tuple[Any, None, None]:
     normal = a
     if isinstance(a, Pair):
         normal = standardise(scale, a, list(range(-len(shape), 0)), eps)
@@ -111,24 +113,39 @@ def _group_norm(
     return _affine(scale, normal, weight, bias, (1, c) + (1,) * (len(shape) - 2)).delta, None, None
 
 
-def _batch_norm(scale: Scale, a: Any, weight: Any, bias: Any, mean: Tensor, var: Tensor, eps: float) -> Any:
-    rank = a.base.dim() if isinstance(a, Pair) else a.dim()
-    shape = (1, -1) + (1,) * (rank - 2)
+def _batch_norm(scale: Scale, a: Any, weight: Any, bias: Any, mean: Tensor, var: Tensor, eps: Number) -> Any:
+    shape = _channels(a)
     factor = torch.rsqrt(var + eps).reshape(shape)
     normal = times(scale, add(a, -mean.reshape(shape)), factor)
     return _affine(scale, normal, weight, bias, shape).delta
 
 
+def _channels(a: Any) -> tuple[int, ...]:
+    rank = a.base.dim() if isinstance(a, Pair) else a.dim()
+    return (1, -1) + (1,) * (rank - 2)
+
+
 @rule("native_batch_norm.default", "cudnn_batch_norm.default", "miopen_batch_norm.default")
 def _native_batch_norm(
-    scale: Scale, out: Any, a: Any, w: Any, b: Any, mean: Any, var: Any, training: bool, momentum: float, eps: float
+    scale: Scale, out: Any, a: Any, w: Any, b: Any, mean: Any, var: Any, training: bool, momentum: Number, eps: Number
 ) -> tuple[Any, ...]:
-    return (_batch_norm(scale, a, w, b, mean, var, eps), *(None,) * (len(out) - 1))
+    rest = (None,) * (len(out) - 1)
+    if not training:
+        return (_batch_norm(scale, a, w, b, mean, var, eps), *rest)
+    shape = _channels(
+        a
+    )  # statistics of what is given: instance normalisation, which torch writes with images as channels
+    dims = [0, *range(2, len(shape))]
+    if isinstance(a, Pair):
+        normal = standardise(scale, a, dims, eps)
+    else:
+        normal = torch.nn.functional.batch_norm(a, None, None, training=True, eps=eps)
+    return (_affine(scale, normal, w, b, shape).delta, *rest)
 
 
 @rule("_native_batch_norm_legit_no_training.default", "_batch_norm_no_update.default")
 def _batch_norm_no_update(
-    scale: Scale, out: Any, a: Any, w: Any, b: Any, mean: Any, var: Any, momentum: float, eps: float
+    scale: Scale, out: Any, a: Any, w: Any, b: Any, mean: Any, var: Any, momentum: Number, eps: Number
 ) -> tuple[Any, ...]:
     return (_batch_norm(scale, a, w, b, mean, var, eps), *(None,) * (len(out) - 1))
 
@@ -165,7 +182,7 @@ def _variance_of(scale: Scale, a: Pair, dim: Any, correction: Any, keepdim: bool
 
 @rule("linalg_vector_norm.default")
 def _vector_norm(
-    scale: Scale, out: Tensor, a: Pair, ord: float = 2, dim: Any = None, keepdim: bool = False, **_: Any
+    scale: Scale, out: Tensor, a: Pair, ord: Number = 2, dim: Any = None, keepdim: bool = False, **_: Any
 ) -> Tensor:
     dims = _dims(a, dim)
     if ord != 2:

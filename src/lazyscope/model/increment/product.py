@@ -7,12 +7,13 @@ products have backward passes of their own here, since autograd would form f's w
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from lazyscope.model.increment.base import Pair, Scale, rule, times
+from lazyscope.model.increment.base import Number, Pair, Scale, linear_map, rule, times
 from lazyscope.model.increment.smooth import apply
 
 
@@ -76,7 +77,7 @@ def matrix_product(scale: Scale, a: Any, b: Any) -> Tensor:
 
 
 @rule("mm.default", "bmm.default", "mv.default", "dot.default")
-def _matrix_product(scale: Scale, _: Tensor, a: Any, b: Any) -> Tensor:
+def _matrix_product(scale: Scale, _: Tensor, a: Any, b: Any) -> Any:
     if isinstance(b, Pair) and b.base.dim() == 1:
         b = Pair(b.base[:, None], b.delta[:, None])
         if isinstance(a, Pair) and a.base.dim() == 1:
@@ -89,7 +90,7 @@ def _matrix_product(scale: Scale, _: Tensor, a: Any, b: Any) -> Tensor:
 
 @rule("addmm.default", "baddbmm.default")
 def _sum_and_product(
-    scale: Scale, out: Tensor, c: Any, a: Any, b: Any, *, beta: float = 1.0, alpha: float = 1.0
+    scale: Scale, out: Tensor, c: Any, a: Any, b: Any, *, beta: Number = 1.0, alpha: Number = 1.0
 ) -> Tensor:
     moving = isinstance(a, Pair) or isinstance(b, Pair)
     product = matrix_product(scale, a, b) * alpha if alpha != 1.0 and moving else None
@@ -139,7 +140,7 @@ def _mul(scale: Scale, _: Tensor, a: Any, b: Any) -> Any:
 
 
 @rule("addcmul.default")
-def _addcmul(scale: Scale, out: Tensor, c: Any, a: Any, b: Any, *, value: float = 1.0) -> Tensor:
+def _addcmul(scale: Scale, out: Tensor, c: Any, a: Any, b: Any, *, value: Number = 1.0) -> Tensor:
     delta = torch.zeros_like(out)
     if isinstance(a, Pair) or isinstance(b, Pair):
         delta = delta + value * times(scale, a, b).delta
@@ -151,3 +152,19 @@ def _div(scale: Scale, _: Tensor, a: Any, b: Any) -> Any:
     if not isinstance(b, Pair):
         return a.delta / b
     return times(scale, a, apply("reciprocal", scale, b)).delta
+
+
+@rule("_trilinear.default")
+def _trilinear(
+    scale: Scale, _: Tensor, a: Any, b: Any, c: Any, new_a: Any, new_b: Any, new_c: Any, summed: Any, *__: Any
+) -> Tensor:
+    """Σ a·b·c after each factor got its new dimensions: `nn.Bilinear`."""
+
+    def spread(factor: Any, dims: list[int]) -> Any:
+        for dim in dims:
+            factor = linear_map(factor, functools.partial(torch.unsqueeze, dim=dim))
+        return factor
+
+    product = times(scale, times(scale, spread(a, new_a), spread(c, new_c)), spread(b, new_b))
+    delta: Tensor = product.delta
+    return delta.sum(summed) if summed else delta

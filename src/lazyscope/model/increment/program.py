@@ -8,6 +8,7 @@ The first does not depend on v: a flow on fixed data runs it once.
 
 from __future__ import annotations
 
+import functools
 import operator
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -44,30 +45,47 @@ class Program:
 
 def trace(function: Callable[..., Tensor], leaves: Sequence[Tensor], moving: int, state: int) -> Program:
     """The program of `function(*leaves)`: the first `moving` leaves are parameters, those up to `state` buffers."""
-    return _split(_capture(function, leaves, moving, state), moving)
+    return _split(capture(function, leaves, moving, state), moving)
 
 
-def _capture(function: Callable[..., Tensor], leaves: Sequence[Tensor], moving: int, state: int) -> fx.GraphModule:
-    table = {op: f for op, f in torch._decomp.core_aten_decompositions().items() if op not in RULES and op not in LINEAR}
+def capture(function: Callable[..., Tensor], leaves: Sequence[Tensor], moving: int, state: int) -> fx.GraphModule:
     try:
         with torch.autocast(leaves[0].device.type, enabled=False):
-            module = function
-            for _ in range(2):  # composite kernels may mutate their own temporaries, which a second pass removes
-                module = make_fx(torch.func.functionalize(module), decomposition_table=table)(*leaves)
+            module = _trace(function, leaves)
+            if any(_mutates(node) for node in module.graph.nodes):  # composite kernels mutate their own temporaries
+                module = _trace(module, leaves)
     except LazyscopeError:
         raise
     except RuntimeError as error:
         if "trying to get a value out of symbolic" in str(error) or "get value out of a tracing tensor" in str(error):
             raise ModelError(
-                "The model's forward branches on the values of tensors, which tangent coordinates cannot follow; replace"
-                " the branch by torch.where."
+                "The model's forward branches on the values of tensors, which tangent coordinates cannot follow;"
+                " replace the branch by torch.where."
             ) from error
         raise
-    assert isinstance(module, fx.GraphModule)
     _refuse_side_effects(module.graph, state)
     module.graph.eliminate_dead_code()
     module.recompile()
     return module
+
+
+def _trace(function: Callable[..., Any], leaves: Sequence[Tensor]) -> fx.GraphModule:
+    module: fx.GraphModule = make_fx(torch.func.functionalize(function), decomposition_table=_decompositions())(*leaves)
+    return module
+
+
+@functools.cache
+def _decompositions() -> dict[Any, Callable[..., Any]]:
+    """How torch writes an operation in terms of others, for those without a rule."""
+    table = torch._decomp.core_aten_decompositions()
+    return {op: form for op, form in table.items() if op not in RULES and op not in LINEAR}
+
+
+def _mutates(node: fx.Node) -> bool:
+    if not isinstance(node.target, torch._ops.OpOverload) or not node.target._schema.is_mutable:
+        return False
+    first = node.args[0]
+    return not (isinstance(first, fx.Node) and first.op == "placeholder")  # a new value for an input: see below
 
 
 def _refuse_side_effects(graph: fx.Graph, state: int) -> None:

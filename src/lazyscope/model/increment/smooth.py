@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from lazyscope.model.increment.base import Pair, Scale, rule, times
+from lazyscope.model.increment.base import Number, Pair, Scale, rule, times
 
 # Gauss–Legendre on [0, 1], five nodes: with the steps below the error is under rounding for functions analytic within
 # distance 2 of the real line, as are all those here (softplus has its poles at ±iπ).
@@ -114,7 +114,7 @@ def _sine_over(step: Tensor) -> Tensor:
     return quotient(torch.sin(0.5 * step), 0.5 * step, 1.0)
 
 
-def _power(a: Tensor, step: Tensor, exponent: float) -> Tensor:
+def _power(a: Tensor, step: Tensor, exponent: Number) -> Tensor:
     if exponent == 0.5:
         return _sqrt(a, step)
     if exponent == -0.5:
@@ -177,13 +177,13 @@ def gelu(scale: Scale, _: Tensor, a: Pair, approximate: str = "none") -> Tensor:
 
 
 @rule("softplus.default")
-def softplus(scale: Scale, _: Tensor, a: Pair, beta: float = 1.0, threshold: float = 20.0) -> Tensor:
+def softplus(scale: Scale, _: Tensor, a: Pair, beta: Number = 1.0, threshold: Number = 20.0) -> Tensor:
     """log(1 + exp(βx))/β; torch's switch to x above the threshold is under rounding."""
     return a.delta * mean_slope(F.softplus, torch.sigmoid, beta * a.base, beta * a.step(scale))
 
 
 @rule("pow.Tensor_Scalar")
-def power(scale: Scale, _: Tensor, a: Pair, exponent: float) -> Tensor:
+def power(scale: Scale, _: Tensor, a: Pair, exponent: Number) -> Tensor:
     """x^p: for integers the sum Σ x₀^k x^(p-1-k)."""
     if exponent == 0:
         return torch.zeros_like(a.delta)
@@ -193,5 +193,8 @@ def power(scale: Scale, _: Tensor, a: Pair, exponent: float) -> Tensor:
 @rule("pow.Scalar", "pow.Tensor_Tensor")
 def exponential(scale: Scale, _: Tensor, base: Any, exponent: Any) -> Tensor:
     """b^x = exp(x log b)."""
-    log = apply("log", scale, base) if isinstance(base, Pair) else torch.log(torch.as_tensor(base)).to(exponent.base)
+    if isinstance(base, Pair):
+        log: Any = apply("log", scale, base)
+    else:
+        log = torch.log(torch.as_tensor(base, dtype=torch.float64)).to(exponent.base)
     return apply("exp", scale, times(scale, exponent, log)).delta

@@ -1,0 +1,18 @@
+"""Turns the site's formulas into MathML when it is built, so that pages need no script and no network."""
+
+from __future__ import annotations
+
+import re
+from html import unescape
+from typing import Any
+
+from latex2mathml.converter import convert
+
+INLINE = re.compile(r'<span class="arithmatex">\\\((.*?)\\\)</span>', re.DOTALL)
+DISPLAY = re.compile(r'<div class="arithmatex">\s*\\\[(.*?)\\\]\s*</div>', re.DOTALL)
+
+
+def on_page_content(html: str, **_: Any) -> str:
+    """MkDocs calls this with the HTML of every page."""
+    html = DISPLAY.sub(lambda found: convert(unescape(found[1]), display="block"), html)
+    return INLINE.sub(lambda found: convert(unescape(found[1])), html)

@@ -1,0 +1,5 @@
+"""Data: points drawn by seed, the same on every machine."""
+
+from lazyscope.data.sphere import sphere
+
+__all__ = ["sphere"]

@@ -1,0 +1,37 @@
+"""Handwritten digits of 8×8 pixels, as scikit-learn ships them: images without a download."""
+
+from __future__ import annotations
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from lazyscope.errors import DataError
+
+MEAN, STD = 0.3053, 0.3760
+"""Of all pixels, on the scale from 0 to 1."""
+
+
+def digits(*, n: int | None = None, seed: int | None = None) -> tuple[Float[Tensor, "n 1 8 8"], Int[Tensor, " n"]]:
+    """The first n images (all 1797 unless said), normalised, and their classes 0–9; shuffled first if there is a seed.
+
+    >>> x, y = digits()
+    >>> x.shape, y[:5].tolist()
+    (torch.Size([1797, 1, 8, 8]), [0, 1, 2, 3, 4])
+    """
+    from sklearn.datasets import load_digits  # scikit-learn takes a second to import
+
+    found = load_digits()
+    x = normalise(torch.from_numpy(found.images)[:, None].float() / 16)
+    y = torch.from_numpy(found.target).long()
+    order = (
+        torch.arange(len(x)) if seed is None else torch.randperm(len(x), generator=torch.Generator().manual_seed(seed))
+    )
+    if n is not None and not 0 < n <= len(x):
+        raise DataError(f"{n} images were asked for and there are {len(x)} digits; ask for 1 to {len(x)}.")
+    return x[order[:n]], y[order[:n]]
+
+
+def normalise(x: Float[Tensor, "n 1 height width"]) -> Float[Tensor, "n 1 height width"]:
+    """Pixels in [0, 1] to mean 0 and variance 1 over the data set."""
+    return (x - MEAN) / STD

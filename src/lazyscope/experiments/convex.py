@@ -1,0 +1,262 @@
+"""Slides of 001: gradient descent on quadratics, |w|, Huber, exercises a–c and over-parameterised least squares."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from itertools import groupby, product
+from types import SimpleNamespace as Run
+from typing import Any
+
+import numpy as np
+import torch
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from lazyscope.lab.experiment import Claim, Experiment, Params, Result, Trials
+from lazyscope.lab.style import BLACK, BLUE, GREEN, ORANGE, PURPLE, RED, SKY, panels
+from lazyscope.problem.convex import PROBLEMS, Convex
+from lazyscope.theory.convex import absolute_step, absolute_time, best_step, contraction
+
+SLOPE = 2.0  # the slide draws 2|x - 0.4|
+STEPS = [0.04, 0.1, 0.2, 0.5, 0.7, 1.5, 1.8, 1.96, 2.0, 2.04, 2.1]
+EXERCISES = {"a": (0.1, "x^2/2"), "b": (0.4, "x^2/2+10^{-5}y^2/2"), "c": (0.1, "x^2/2+|y|")}
+RECORDED = 1000  # times kept of a run: all of a short one, spread over the logarithm in a long one
+
+
+def grid(scale: str) -> list[Params]:
+    """`step` is ηL, and η itself where F has no L. From these starts descent never hits the minimum of |w| exactly."""
+    paper = scale == "paper"
+    steps = sorted({*STEPS, *(k / 25 for k in range(1, 56))}) if paper else STEPS
+    curvatures = [2.0**k for k in range(-6, 7, 2)] if paper else [0.25, 1.0, 4.0]
+    points = _sweep("quadratic", curvature=curvatures, step=steps, steps=[100])
+    for accuracy in [0.5, 0.2, 0.1, 0.05, 0.02, 0.01] if paper else [0.5, 0.1]:
+        steps = [absolute_step(SLOPE, accuracy), SLOPE / accuracy]  # what is true, what is printed
+        starts, length = [2.033, -0.707, *([3.1777] if paper else [])], max(60, int(8 / accuracy))
+        points += _sweep("absolute", accuracy=[accuracy], start=starts, step=steps, steps=[length])
+    steps = [0.1, 0.25, 0.4, 0.7, 1.2, 1.5, 1.7, 1.9, 2.2, 2.5, 3.0] if paper else [0.25, 0.7, 1.7, 2.5]
+    points += _sweep("huber", start=[4.3], step=steps, steps=[200 if paper else 60])
+    for condition in [2.0, 5.0, 10.0, 20.0, 50.0, *([100.0, 200.0, 500.0, 1000.0] if paper else [])]:
+        steps, dims, length = [1.0, best_step(1.0, 1 / condition)], [2, 50] if paper else [2], int(15 * condition)
+        points += _sweep("conditioned", condition=[condition], dim=dims, seed=range(3), step=steps, steps=[length])
+    for name in EXERCISES:
+        steps, length = [0.05, 0.1, 0.2, 0.4] if paper else [0.1, 0.4], 100_000 if paper and name == "b" else 800
+        points += _sweep(name, start=[1.03], step=steps, steps=[length])
+    p, n, seeds = (200, 50, range(10)) if paper else (20, 5, range(3))
+    return points + _sweep("least squares", p=[p], n=[n], seed=seeds, step=[1.0, 1.9, 2.05], steps=[900])
+
+
+def _sweep(problem: str, **axes: Iterable[int | float]) -> list[Params]:
+    return [{"problem": problem, **dict(zip(axes, values, strict=True))} for values in product(*axes.values())]
+
+
+def _problem(point: Params) -> Convex:
+    descent = ("problem", "accuracy", "step", "steps")
+    return PROBLEMS[str(point["problem"])](**{k: v for k, v in point.items() if k not in descent})
+
+
+def trial(points: list[Params], device: torch.device) -> list[Result]:
+    """All steps η of a problem at once. On the CPU: a step here is shorter than the launch of a GPU kernel."""
+    results: list[Result] = []
+    for _, group in groupby(points, key=lambda point: {k: v for k, v in point.items() if k != "step"}):
+        members = list(group)
+        problem, steps = _problem(members[0]), int(members[0]["steps"])
+        spread = np.unique(np.geomspace(1, steps + 1, RECORDED).round().astype(int) - 1)
+        times = np.arange(steps + 1) if steps <= RECORDED else spread
+        unit = problem.smoothness if math.isfinite(problem.smoothness) else 1.0
+        lr = torch.tensor([float(point["step"]) / unit for point in members], dtype=torch.float64)
+        descent = problem.descend(lr, torch.from_numpy(times))
+        for i in range(len(members)):
+            curves = {name: curve[:, i].numpy() for name, curve in vars(descent).items() if name != "path"}
+            results.append({**curves, "path": descent.path[:, i, :2].numpy(), "times": times})
+    return results
+
+
+def _runs(trials: Trials, problem: str) -> list[Run]:
+    return [Run(**t.params, **t.result) for t in trials.where(problem=problem)]
+
+
+def claims(trials: Trials) -> list[Claim]:
+    """What the slides say. Every measure is of the worst run, and small where the claim holds."""
+    runs = {name: _runs(trials, name) for name in PROBLEMS}
+    line, cond, squares, a, b, c = (runs[k] for k in ("quadratic", "conditioned", "least squares", "a", "b", "c"))
+    true, printed = ([r for r in runs["absolute"] if (r.step > 1) == misprint] for misprint in (False, True))
+    tame, steep = ([r for r in runs["huber"] if (r.step > 2) == large] for large in (False, True))
+    rates = [r.distance / r.distance[0] / contraction(r.step, 1, 1 / r.condition) ** r.times - 1 for r in cond]
+    plane = [abs(q) for q, r in zip(rates, cond, strict=True) if r.dim == 2 and r.step != 1]
+    wrong = [(r.distance[-1] > r.distance[0]) != (r.step > 2) for r in (*line, *squares)]
+    after = [r.value[math.ceil(_wait(r)) :].max() / r.accuracy for r in true]
+    swing = [abs(r.value[-2:].sum() / r.accuracy - 1) for r in true]
+    reach = [r.distance.max() / max(r.start, r.step) for r in steep]
+    cycle = [abs(r.distance[-2:].sum() / r.step - 1) for r in steep]
+    early = [np.searchsorted(r.times, 400, "right") - 1 for r in b]
+    low = [r.value[t] / r.value[0] for r, t in zip(b, early, strict=True)]
+    near = [1 - r.distance[t] / r.distance[0] for r, t in zip(b, early, strict=True)]
+    sway = [abs(abs(r.path[-2:, 1]).sum() / r.step - 1) for r in c]
+    end = [r.distance[-1] / r.distance[0] for r in squares if r.step < 2]
+    every = [r.error.max() for r in (*cond, *squares, *a, *b)]
+    rows: list[tuple[float, str, str, list[Any]]] = [
+        (1e-12, "gap (1-ηλ)^t (w₀-w*): relative error at every t", "(1-η)^t exactly", [r.error for r in line]),
+        (1e-9, "(I-ηM)^t (w₀-w*) on every quadratic: relative error", "factors 1-ηλ_i", every),
+        (0, f"diverges iff η > 2/λ_max: exceptions among {len(wrong)} runs", "diverges if η > 2", [sum(wrong)]),
+        (1e-9, "‖w_t-w*‖ ≤ ρ^t ‖w₀-w*‖: excess", "conditioning sets the speed", [q.max() for q in rates]),
+        (1e-9, "equality in the plane, η = 2/(L+m), ρ = (κ-1)/(κ+1): error", "conditioning sets the speed", plane),
+        (1, "|w|, η = ε/G²: (F-F*)/ε for all t ≥ T = |w₀-w*|G/ε", "F-F* ≤ ε after T steps", after),
+        (1e-9, "|w|: oscillates, two values in a row add to ε: error", "then oscillates around w*", swing),
+        (
+            1,
+            "|w|, η = G/ε as printed fails: ε/(F-F*) at its best",
+            "η = G/ε",
+            [r.accuracy / r.value.min() for r in printed],
+        ),
+        (1e-12, "Huber, η ≤ 2: ⌈(|w₀|-1)/η⌉ steps of η, then (1-η)^t: error", "exercise", [r.error for r in tame]),
+        (1, "Huber, η > 2 stays bounded: |w_t| / max(|w₀|, η)", "exercise", reach),
+        (1e-9, "Huber, η > 2 ends with |w_t|+|w_{t+1}| = η: error", "exercise", cycle),
+        (0, "a) y never moves: |y_t-y₀|", "exercise", [abs(r.path[:, 1] - r.start) for r in a]),
+        (1e-12, "a) F_end/F_0", "exercise", [r.value[-1] / r.value[0] for r in a]),
+        (1.01e-5, "b) F_400/F_0", "exercise, κ = 10⁵", low),
+        (0.3, "b) part of ‖w₀-w*‖ gone by t = 400", "exercise, κ = 10⁵", near),
+        (1e-12, "c) x converges: |x_end/x₀|", "exercise", [abs(r.path[-1, 0] / r.start) for r in c]),
+        (1e-9, "c) y oscillates: |y_t|+|y_{t+1}| = η at the end: error", "exercise", sway),
+        (
+            1e-12,
+            "least squares: part of w_t-w₀ outside Im X",
+            "moves in Im X only",
+            [r.drift[1:] / r.moved[1:] for r in squares],
+        ),
+        (1e-12, "least squares: distance left to w₀ + X(XᵀX)⁻¹(Y-Xᵀw₀), the closest minimiser", "converges", end),
+    ]
+    worst = [float(np.max([np.max(value) for value in values])) for *_, values in rows]
+    return [
+        Claim(f"{text} ≤ {limit:g}", source, f"{value:.3g}", value <= limit)
+        for (limit, text, source, _), value in zip(rows, worst, strict=True)
+    ]
+
+
+def _wait(run: Run) -> float:
+    return absolute_time(run.distance[0], SLOPE, run.accuracy)
+
+
+def figure(trials: Trials) -> Figure:
+    """The slides' pictures on one page, a topic a row; least squares ends the last two."""
+    page, axes = panels(4, 4, width=3.9, height=3.2)
+    runs = {name: _runs(trials, name) for name in PROBLEMS}
+    _quadratics(axes[0], {r.step: r for r in runs["quadratic"] if r.curvature == 1})
+    _absolute(axes[1, :2], [r for r in runs["absolute"] if r.start == 2.033])
+    _huber(axes[1, 2:], {r.step: r for r in runs["huber"]})
+    _conditioning(axes[2, :3], [r for r in runs["conditioned"] if r.dim == 2 and r.seed == 1])
+    for axis, (name, (step, formula)) in zip(axes[3], EXERCISES.items(), strict=False):
+        _exercise(axis, next(r for r in runs[name] if r.step == step))
+        axis.set_title(rf"{name}) ${formula}$, $\eta={step}$")
+    _least_squares(axes[2:, 3], [r for r in runs["least squares"] if r.step == 1])
+    return page
+
+
+def _on_curve(axis: Axes, name: str, path: np.ndarray, colour: str, low: float, high: float) -> None:
+    """The iterates on the graph of F; a ring at w₀."""
+    value = PROBLEMS[name]().value
+    w, seen = torch.linspace(low, high, 401, dtype=torch.float64)[:, None], torch.from_numpy(path)
+    axis.plot(w[:, 0], value(w), color="#888888", lw=1.2)
+    axis.plot(seen[:, 0], value(seen), "o-", color=colour, lw=1)
+    axis.plot(seen[0, 0], value(seen)[0], "o", mec=colour, mfc="white", ms=8)
+    axis.set_xlabel("$w$")
+
+
+def _quadratics(axes: np.ndarray, runs: dict[float, Run]) -> None:
+    story = (0.1, "too small", BLUE), (0.7, "good", GREEN), (2.1, "too large", RED)
+    for axis, (step, word, colour) in zip(axes, story, strict=False):
+        _on_curve(axis, "quadratic", runs[step].path[:9], colour, -2.3, 2.3)
+        axis.set(title=rf"$w^2/2$, $\eta={step}$: {word}")
+    colours = {2.1: RED, 2.0: BLACK, 0.04: SKY, 0.1: BLUE, 0.2: PURPLE, 0.5: ORANGE, 0.7: GREEN}
+    for step, colour in colours.items():
+        axes[3].semilogy(runs[step].times, np.abs(1 - step) ** runs[step].times, color=colour, lw=1)
+        axes[3].semilogy(runs[step].times[::4], runs[step].distance[::4], "o", color=colour, ms=4, label=f"{step:g}")
+    axes[3].set(title=r"$|w_t-w^*|$ (dots) is $|1-\eta|^t$ (lines)", xlabel="$t$", ylim=(1e-13, 1e13))
+    axes[3].legend(title=r"$\eta$", ncols=4, loc="upper left")
+
+
+def _absolute(axes: np.ndarray, runs: list[Run]) -> None:
+    coarse = next(r for r in runs if r.accuracy == 0.5)
+    fine, printed = (r for r in runs if r.accuracy == 0.1)
+    _on_curve(axes[0], "absolute", coarse.path, BLUE, -1.2, 2.3)
+    axes[0].set(title=r"$2|w-0.4|$, $\varepsilon=0.5$: moves, oscillates")
+    true, misprint = r"\varepsilon/G^2$", r"G/\varepsilon$ (as printed)"
+    for run, colour, formula in ((printed, RED, misprint), (coarse, BLUE, true), (fine, GREEN, true)):
+        label = rf"$\varepsilon={run.accuracy}$, $\eta={formula}"
+        axes[1].semilogy(run.times, run.value, ".-", color=colour, lw=1, label=label)
+        axes[1].axhline(run.accuracy, color=colour, ls="--", lw=1)
+        axes[1].axvline(_wait(run), ymax=0.55, color=colour, ls=":", lw=1)
+    axes[1].set(title=r"its $F-F^*$; $\varepsilon$ dashed, $T$ dotted", xlabel="$t$", xlim=(0, 60), ylim=(1e-2, 1e5))
+    axes[1].legend()
+
+
+def _huber(axes: np.ndarray, runs: dict[float, Run]) -> None:
+    _on_curve(axes[0], "huber", runs[2.5].path[:9], RED, -4.6, 4.6)
+    axes[0].set(title=r"Huber, $\eta=2.5$: bounded, oscillates")
+    for step, colour in ((0.25, BLUE), (0.7, GREEN), (1.7, ORANGE), (2.5, RED)):
+        axes[1].semilogy(runs[step].times, runs[step].distance, ".-", color=colour, lw=1, label=rf"$\eta={step}$")
+    axes[1].axhline(1, color=BLACK, ls=":", lw=1)
+    axes[1].set(title="Huber, $|w_t|$: linear above 1, then geometric", xlabel="$t$", xlim=(0, 40), ylim=(1e-7, 20))
+    axes[1].legend()
+
+
+def _conditioning(axes: np.ndarray, runs: list[Run]) -> None:
+    for axis, condition in zip(axes, (2.0, 20.0), strict=False):
+        run = next(r for r in runs if r.condition == condition and r.step > 1)
+        x = torch.linspace(-1.15, 1.15, 201, dtype=torch.float64) * float(np.abs(run.path).max())
+        value = PROBLEMS["conditioned"](condition, seed=run.seed).value(torch.cartesian_prod(x, x)).reshape(201, 201)
+        axis.contour(x, x, value.T, levels=run.value[0] * np.geomspace(1e-3, 4, 8), colors="#888888", linewidths=0.8)
+        axis.plot(*run.path.T, "o-", color=BLUE, lw=1)
+        axis.set(title=rf"level sets, $\kappa={condition:g}$, $\eta=2/(L+m)$", aspect="equal")
+    line = np.geomspace(2, max(r.condition for r in runs), 50)
+    for best, colour, formula in ((False, ORANGE, "1/L"), (True, BLUE, "2/(L+m)")):
+        chosen = [r for r in runs if (r.step > 1) == best]
+        steps = [r.times[np.argmax(r.distance <= 1e-6 * r.distance[0])] for r in chosen]
+        rates = [contraction(best_step(1, 1 / k) if best else 1.0, 1, 1 / k) for k in line]
+        axes[2].loglog(line, math.log(1e-6) / np.log(rates), color=colour, lw=1)
+        axes[2].loglog([r.condition for r in chosen], steps, "o", color=colour, label=rf"$\eta={formula}$")
+    axes[2].set(title=r"steps until $\|w_t-w^*\|=10^{-6}\|w_0-w^*\|$", xlabel=r"$\kappa=L/m$ (lines: theory)")
+    axes[2].set(xlim=(1, None), ylim=(5, None))
+    axes[2].minorticks_off()
+    axes[2].legend()
+
+
+def _exercise(axis: Axes, run: Run) -> None:
+    axis.loglog(run.times + 1, run.value, color=ORANGE, label="$F(w_t)-F^*$")
+    axis.loglog(run.times + 1, np.linalg.norm(run.path, axis=1), color=BLUE, label=r"$\|w_t\|$")
+    if run.problem == "a":
+        axis.loglog(run.times + 1, run.distance, "--", color=BLUE, label=r"$\|w_t-(0,y_0)\|$")
+    if run.problem == "b":
+        times = np.geomspace(run.steps, 1e7, 200).astype(int)
+        y = run.start * (1 - 1e-5 * run.step) ** times
+        for curve, colour in ((y, BLUE), (1e-5 * y**2 / 2, ORANGE)):
+            axis.loglog(times + 1, curve, ":", color=colour)
+    axis.set(xlabel="$t+1$ (dotted: exact)" if run.problem == "b" else "$t+1$", ylim=(1e-8, 5))
+    axis.legend()
+
+
+def _least_squares(axes: np.ndarray, runs: list[Run]) -> None:
+    first = ("value", "$F(w_t)$", ORANGE), ("distance", r"$\|w_t-\bar{w}\|$, $\bar{w}$ closest minimiser", BLUE)
+    second = ("moved", r"$\|w_t-w_0\|$", GREEN), ("drift", "its part outside Im $X$", RED)
+    for axis, curves in zip(axes, (first, second), strict=True):
+        for name, label, colour in curves:
+            table = np.stack([getattr(run, name) for run in runs], 1)
+            drawn = axis.semilogy(runs[0].times, np.where(table > 0, table, np.nan), color=colour, lw=1)
+            drawn[0].set_label(label)
+        axis.set(xlabel="$t$", ylim=(1e-17, 1e5), xlim=(0, 200))
+        axis.legend()
+    axes[0].set(title=f"least squares, $p={runs[0].p}$, $n={runs[0].n}$")
+    axes[1].set(title="least squares: moves in Im $X$ only")
+
+
+EXPERIMENT = Experiment(
+    name="convex",
+    source="001, convex optimisation and linear models",
+    title="Gradient descent on convex functions: curvature, smoothness, conditioning, over-parameterisation",
+    cost={"quick": "3 s on two cores", "paper": "90 s on two cores"},
+    grid=grid,
+    trial=trial,
+    figure=figure,
+    claims=claims,
+    chunk=24,
+)

@@ -1,0 +1,139 @@
+"""Supplement, Figure 4: the tangent kernel K_m of random two-layer ReLU nets, and its limit, Eq. (8)."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import torch
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import NullFormatter
+
+from lazyscope.lab.experiment import Claim, Experiment, Params, Result, Trials
+from lazyscope.lab.style import BLACK, BLUE, GREEN, ORANGE, RED, panels
+from lazyscope.model.two_layer import TwoLayer
+from lazyscope.tangent.limit import limit_kernel
+
+DIM = 10
+ANGLES = np.linspace(0, math.pi, 61)
+DRAWN = {16: ORANGE, 128: GREEN, 1024: BLUE}
+"""Widths that the left panel draws."""
+NEURONS = 1 << 16
+"""Computed at once, 61 numbers each."""
+
+
+def grid(scale: str) -> list[Params]:
+    """One point a width, with all of its draws."""
+    widths, draws = (range(4, 15), 100) if scale == "paper" else ((4, 5, 7, 9, 10, 11), 40)
+    return [{"width": 2**k, "draws": draws} for k in widths]
+
+
+def section() -> torch.Tensor:
+    """x at angle 0, then x' along a half circle, in the plane of the first two coordinates: (angles, 10)."""
+    x = torch.zeros(len(ANGLES), DIM, dtype=torch.float64)
+    x[:, 0], x[:, 1] = torch.from_numpy(np.cos(ANGLES)), torch.from_numpy(np.sin(ANGLES))
+    return x
+
+
+def trial(points: list[Params], device: torch.device) -> list[Result]:
+    """K_m(x, x') = (1/m) Σ_j (x·x') b_j² σ'(a_j·x) σ'(a_j·x') + σ(a_j·x) σ(a_j·x'), as (draws, angles)."""
+    x = section().to(device)
+    results: list[Result] = []
+    for point in points:
+        width, draws = int(point["width"]), int(point["draws"])
+        # One seed draws nested nets, the wider one beginning with the narrower: other widths get other seeds.
+        seeds = range(1000 * width, 1000 * width + draws)
+        together = max(1, NEURONS // width)
+        nets = [TwoLayer.gaussian(width, DIM, seeds[i : i + together]) for i in range(0, draws, together)]
+        kernels = [net.to(device, torch.float64).coordinates(x).kernel()[:, 0] / width for net in nets]
+        results.append({"kernels": torch.cat(kernels).cpu().numpy()})
+    return results
+
+
+def limit() -> np.ndarray:
+    """Eq. (8) along the section; E(b²) = 1 and E(‖a‖²) = d are what `limit_kernel` takes unless told otherwise."""
+    x = section()
+    return limit_kernel(x[:1], x)[0].numpy()
+
+
+def deviations(trials: Trials) -> dict[int, np.ndarray]:
+    """K_m - K of each draw, (draws, angles), by m."""
+    return {int(trial.params["width"]): np.asarray(trial.result["kernels"]) - limit() for trial in trials}
+
+
+def errors(trials: Trials) -> dict[int, np.ndarray]:
+    """‖K_m - K‖, root mean square over the angle, of each draw."""
+    return {m: np.sqrt(np.square(deviation).mean(1)) for m, deviation in deviations(trials).items()}
+
+
+def slope(widths: np.ndarray, values: np.ndarray) -> float:
+    """The exponent of a power law through the values."""
+    return float(np.polyfit(np.log(widths), np.log(values), 1)[0])
+
+
+def claims(trials: Trials) -> list[Claim]:
+    """Convergence, at the rate and with the constant that independent neurons give."""
+    found = errors(trials)
+    table = np.stack(list(found.values()))
+    mean, median = (slope(np.array(list(found)), middle) for middle in (table.mean(1), np.median(table, 1)))
+    standard = np.concatenate([math.sqrt(m) * deviation for m, deviation in deviations(trials).items()])
+    # At φ = 0 a neuron adds (b² + (a·x)²) 1[a·x > 0], of mean 1 and variance (3 + 2 + 3)/2 - 1 = 3.
+    spread = float(np.sqrt(np.square(standard[:, 0]).mean() / 3))
+    bias = np.abs(standard.mean(0)) / (standard.std(0) / math.sqrt(len(standard)) + 1e-12)
+    worst = float(bias.max())
+    opposite = float(np.abs(standard[:, -1]).max())
+    return [
+        Claim(
+            "‖K_m - K‖, mean over draws, falls like m^s: s = -0.5 ± 0.1", "-1/2", f"{mean:.3f}", abs(mean + 0.5) <= 0.1
+        ),
+        Claim("the same for the median", "-1/2", f"{median:.3f}", abs(median + 0.5) <= 0.1),
+        Claim("E K_m = K at every angle: mean deviation ≤ 4 standard errors", "0", f"{worst:.2f}", worst <= 4),
+        Claim("standard deviation of √m K_m at φ = 0, over √3: 1 ± 0.1", "1", f"{spread:.3f}", abs(spread - 1) <= 0.1),
+        Claim("K_m = K = 0 at φ = π: largest √m |K_m|", "0", f"{opposite:.1e}", opposite <= 1e-12),
+    ]
+
+
+def figure(trials: Trials) -> Figure:
+    """As Figure 4, with the error against the width beside it."""
+    page, axes = panels(1, 2, width=4.6, height=3.5)
+    _section(axes[0, 0], trials)
+    _rate(axes[0, 1], errors(trials))
+    return page
+
+
+def _section(axis: Axes, trials: Trials) -> None:
+    for width, colour in DRAWN.items():
+        for i, kernel in enumerate(trials.where(width=width).column("kernels")[0, :5]):
+            axis.plot(ANGLES, kernel, color=colour, lw=0.9, alpha=0.8, label=f"$K_m$, $m={width}$" if i == 0 else None)
+    axis.plot(ANGLES, limit(), color=BLACK, lw=2.4, label="$K$, Eq. (8)")
+    axis.set_xticks(np.pi * np.arange(5) / 4, ["0", r"$\pi/4$", r"$\pi/2$", r"$3\pi/4$", r"$\pi$"])
+    axis.set(title=r"$K_m(x,x')$ on a section of the sphere in $\mathbf{R}^{10}$", xlabel=r"$\varphi$ = angle$(x,x')$")
+    axis.set(xlim=(0, math.pi), ylim=(-0.2, None))
+    axis.legend(loc="upper right")
+
+
+def _rate(axis: Axes, found: dict[int, np.ndarray]) -> None:
+    widths = np.array(list(found))
+    low, median, high = np.quantile(np.stack(list(found.values())), [0.1, 0.5, 0.9], axis=1)
+    mean = np.array([e.mean() for e in found.values()])
+    axis.fill_between(widths, low, high, color=BLUE, alpha=0.15, lw=0, label="10 – 90 % of the draws")
+    axis.loglog(widths, mean, "o-", color=BLUE, label=f"mean, slope ${slope(widths, mean):.2f}$")
+    axis.loglog(widths, median, "--", color=BLUE, lw=1, label="median")
+    axis.loglog(widths, 0.8 * mean[0] * (widths / widths[0]) ** -0.5, ":", color=RED, label="$m^{-1/2}$")
+    axis.set_xscale("log", base=2)
+    axis.yaxis.set_minor_formatter(NullFormatter())
+    axis.set(title=r"$\|K_m-K\|$, root mean square over $\varphi$", xlabel="$m$")
+    axis.legend(loc="lower left")
+
+
+EXPERIMENT = Experiment(
+    name="kernel-limit",
+    source="003, A.2, Figure 4 and Eq. (8)",
+    title="Tangent kernels of two-layer ReLU nets converge to their limit like m^(-1/2)",
+    cost={"quick": "3 s on two cores", "paper": "20 s on two cores"},
+    grid=grid,
+    trial=trial,
+    figure=figure,
+    claims=claims,
+)

@@ -1,0 +1,236 @@
+"""Talk 004, "Neural Tangent Kernel": wide nets of any depth have the limit's kernel, and train to its regression.
+
+The nets are ReLU nets in the NTK parametrisation. From each its output at the start is subtracted (`centred`), so
+that training begins at 0, as kernel regression does.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import LogLocator, PercentFormatter
+from torch import Tensor
+
+from lazyscope.flow.descent import gradient_descent
+from lazyscope.lab.experiment import Claim, Experiment, Params, Result, Trial, Trials
+from lazyscope.lab.style import BLACK, BLUE, GREEN, ORANGE, RED, panels
+from lazyscope.loss import Square
+from lazyscope.model.base import Model
+from lazyscope.tangent.limit import limit_kernel
+
+VARIANCES: dict[str, Any] = {"weight_variance": 2.0, "bias_variance": 0.1}
+"""2 keeps the size of ReLU layers (He et al., 2015); biases of variance 0.1 are Jacot et al.'s."""
+
+ANGLES = np.linspace(0, math.pi, 13)  # where kernels are compared, all pairs
+CIRCLE = np.linspace(-math.pi, math.pi, 97)  # where trained nets are compared
+DATA = np.array([-2.6, -1.5, -0.1, 1.05, 2.2])
+TARGET = np.array([0.6, 1.0, -0.5, 0.3, -1.0])
+STEPS = 60  # of size 1/λ_max(K/n), and λ_max/λ_min < 9: the slowest error ends below e^(-60/9) = 0.1 %
+COLOURS = {2: BLUE, 3: ORANGE, 4: GREEN}
+
+
+def grid(scale: str) -> list[Params]:
+    """Depths and widths; kernels of `draws` nets, of which `trained` are trained."""
+    paper = scale == "paper"
+    depths, widths = ((2, 3, 4), range(4, 12)) if paper else ((2, 3), (4, 6, 8, 10))
+    size = {"draws": 32, "trained": 5} if paper else {"draws": 16, "trained": 3}
+    return [{"depth": depth, "width": 2**k, **size} for depth in depths for k in widths]
+
+
+def circle(angles: np.ndarray) -> Tensor:
+    """Points of the unit circle, (n, 2), in float64."""
+    return torch.from_numpy(np.stack([np.cos(angles), np.sin(angles)], axis=1))
+
+
+def nets(depth: int, width: int, seeds: Sequence[int], device: torch.device) -> Model:
+    """Nets of independent weights side by side, one an output: z ← σ_w/√fan-in · zW + σ_b·b, then ReLU."""
+    sizes = [2, *[width] * (depth - 1), 1]
+    # As for `limit_kernel`, the first layer is not divided by its fan-in.
+    scales = [math.sqrt(VARIANCES["weight_variance"] / (fan_in if i else 1)) for i, fan_in in enumerate(sizes[:-1])]
+    random = [torch.Generator().manual_seed(1000 * width + seed) for seed in seeds]
+    w0 = {}
+    for i in range(depth):
+        w0[f"w{i}"] = torch.stack([torch.randn(sizes[i], sizes[i + 1], generator=stream) for stream in random])
+        w0[f"b{i}"] = torch.stack([torch.randn(1, sizes[i + 1], generator=stream) for stream in random])
+
+    def forward(w: Mapping[str, Tensor], x: Tensor) -> Tensor:
+        z = x.expand(len(seeds), -1, -1)
+        for i in range(depth):
+            z = torch.baddbmm(w[f"b{i}"], z, w[f"w{i}"], beta=math.sqrt(VARIANCES["bias_variance"]), alpha=scales[i])
+            z = torch.relu(z) if i < depth - 1 else z
+        return z[..., 0].T
+
+    return Model(forward, w0).to(device)
+
+
+def trial(points: list[Params], device: torch.device) -> list[Result]:
+    """Kernels on the half circle, (draws, 13, 13), and functions after training, (trained, 97)."""
+    results: list[Result] = []
+    for point in points:
+        depth, width, draws, trained = (int(point[name]) for name in ("depth", "width", "draws", "trained"))
+        x = circle(ANGLES).to(device, torch.float32)
+        # Dense Jacobians: for so few points they take less time than tracing a net for `tangent_kernel`.
+        jacobians = (nets(depth, width, [seed], device).jacobian(x) for seed in range(draws))
+        kernels = torch.stack([jacobian @ jacobian.T for jacobian in jacobians])
+        functions, loss = train(nets(depth, width, range(trained), device), depth, device)
+        results.append({"kernels": kernels.cpu().numpy(), "functions": functions, "loss": loss})
+    return results
+
+
+def train(model: Model, depth: int, device: torch.device) -> tuple[np.ndarray, float]:
+    """What gradient descent makes of the nets on the circle, and what it leaves of the loss."""
+    data, everywhere = (circle(angles).to(device, torch.float32) for angles in (DATA, CIRCLE))
+    seen = model.coordinates(everywhere, centred=True)
+    count = seen.outputs(seen.zeros()).shape[1]
+    y = torch.from_numpy(TARGET).to(data)[:, None].repeat(1, count)
+    top = float(torch.linalg.eigvalsh(limit_kernel(circle(DATA), depth=depth, **VARIANCES))[-1])
+    path = gradient_descent(
+        model,
+        Square(),
+        data,
+        y,
+        centred=True,
+        lr=len(DATA) / top,
+        steps=STEPS,
+        record=2,
+        observe=lambda v: {"functions": seen.outputs(v)},
+    )
+    return path.observed["functions"][-1].T.cpu().numpy(), float(path.loss[-1] / path.loss[0])
+
+
+def limit(depth: int) -> np.ndarray:
+    """Θ on the half circle."""
+    return np.asarray(limit_kernel(circle(ANGLES), depth=depth, **VARIANCES))
+
+
+def regression(depth: int, angles: np.ndarray = CIRCLE) -> np.ndarray:
+    """Θ(·, X) Θ(X, X)⁻¹ y: kernel regression without ridge, the end of the limit's flow from 0."""
+    x = circle(DATA)
+    coefficients = torch.linalg.solve(limit_kernel(x, depth=depth, **VARIANCES), torch.from_numpy(TARGET))
+    return np.asarray(limit_kernel(circle(angles), x, depth=depth, **VARIANCES) @ coefficients)
+
+
+def kernel_errors(trial: Trial) -> np.ndarray:
+    """‖K_m - Θ‖/‖Θ‖ (Frobenius) of each draw."""
+    expected = limit(int(trial.params["depth"]))
+    difference = np.asarray(trial.result["kernels"]) - expected
+    return np.asarray(np.linalg.norm(difference, axis=(1, 2)) / np.linalg.norm(expected))
+
+
+def function_errors(trial: Trial) -> np.ndarray:
+    """‖f_m - f‖/‖f‖ in L² of the circle, f the kernel regression, of each trained net."""
+    expected = regression(int(trial.params["depth"]))
+    difference = np.asarray(trial.result["functions"]) - expected
+    return np.asarray(np.linalg.norm(difference, axis=1) / np.linalg.norm(expected))
+
+
+def slope(widths: np.ndarray, values: np.ndarray) -> float:
+    """The exponent of a power law through the values."""
+    return float(np.polyfit(np.log(widths), np.log(values), 1)[0])
+
+
+def by_depth(trials: Trials) -> dict[int, Trials]:
+    """The trials of each depth."""
+    return {int(depth): trials.where(depth=int(depth)) for depth in np.unique(trials.column("depth"))}
+
+
+def claims(trials: Trials) -> list[Claim]:
+    """Rate of the kernel, agreement of the trained nets, for each depth."""
+    found = []
+    for depth, some in by_depth(trials).items():
+        widths, widest = some.column("width"), some[len(some) - 1]
+        rate = slope(widths, np.array([kernel_errors(t).mean() for t in some]))
+        gaps = np.array([np.median(function_errors(t)) for t in some])
+        left, fall, m = float(widest.result["loss"]), slope(widths, gaps), int(widest.params["width"])
+        found += [
+            Claim(f"depth {depth}: kernel error ~ m^s, s = -0.5 ± 0.1", "→ K", f"{rate:.3f}", abs(rate + 0.5) <= 0.1),
+            Claim(
+                f"depth {depth}, m = {m}: trained net is kernel regression within 5 %",
+                "performs kernel regression",
+                f"{100 * gaps[-1]:.1f} %",
+                bool(gaps[-1] <= 0.05),
+            ),
+            Claim(f"depth {depth}: that distance ~ m^s, s ≤ -0.3", "→ 0", f"{fall:.2f}", fall <= -0.3),
+            Claim(f"depth {depth}, m = {m}: part of the loss left ≤ 10⁻³", "ridgeless", f"{left:.1e}", left <= 1e-3),
+        ]
+    return found
+
+
+def figure(trials: Trials) -> Figure:
+    """Kernels and functions on the circle, as Jacot et al. draw them, and both errors against the width."""
+    page, axes = panels(2, 2, width=4.6, height=3.3)
+    groups = by_depth(trials)
+    deepest = max(groups)
+    _kernels(axes[0, 0], groups[deepest], deepest)
+    _errors(axes[0, 1], groups, kernel_errors)
+    _functions(axes[1, 0], groups[deepest], deepest)
+    _errors(axes[1, 1], groups, function_errors)
+    axes[0, 1].set(title=r"kernel: $\|K_m-\Theta\|/\|\Theta\|$")
+    axes[1, 1].set(title=r"after training: $\|f_m-f\|/\|f\|$")
+    axes[1, 1].axhline(0.05, color=RED, lw=1)
+    axes[1, 1].annotate("5 %", (0.99, 0.05), xycoords=("axes fraction", "data"), color=RED, ha="right", va="bottom")
+    return page
+
+
+def _shown(trials: Trials) -> list[tuple[Trial, str]]:
+    """A narrow and the widest net."""
+    return [(trials.where(width=64)[0], ORANGE), (trials[len(trials) - 1], BLUE)]
+
+
+def _kernels(axis: Axes, trials: Trials, depth: int) -> None:
+    for trial, colour in _shown(trials):
+        rows = np.asarray(trial.result["kernels"])[:5, 0]
+        lines = axis.plot(ANGLES, rows.T, color=colour, lw=0.9, alpha=0.8)
+        lines[0].set_label(f"$K_m$, $m={trial.params['width']}$")
+    fine = np.linspace(0, math.pi, 181)
+    row = limit_kernel(circle(fine[:1]), circle(fine), depth=depth, **VARIANCES)[0]
+    axis.plot(fine, row, color=BLACK, lw=2.4, label=r"$\Theta$, infinite width")
+    axis.set_xticks(np.pi * np.arange(5) / 4, ["0", r"$\pi/4$", r"$\pi/2$", r"$3\pi/4$", r"$\pi$"])
+    axis.set(title=f"tangent kernels, depth {depth}", xlabel=r"angle$(x,x')$", xlim=(0, math.pi), ylim=(0, None))
+    axis.legend()
+
+
+def _functions(axis: Axes, trials: Trials, depth: int) -> None:
+    for trial, colour in _shown(trials):
+        lines = axis.plot(CIRCLE, np.asarray(trial.result["functions"])[:3].T, color=colour, lw=0.9, alpha=0.8)
+        lines[0].set_label(f"net, $m={trial.params['width']}$")
+    axis.plot(CIRCLE, regression(depth), color=BLACK, lw=2.4, label="kernel regression", zorder=1.9)
+    axis.plot(DATA, TARGET, "o", color=RED, ms=6, label="data")
+    axis.set_xticks(np.pi * np.arange(-2, 3) / 2, [r"$-\pi$", r"$-\pi/2$", "0", r"$\pi/2$", r"$\pi$"])
+    axis.set(title=f"trained nets on the circle, depth {depth}", xlabel="angle of $x$", xlim=(-math.pi, math.pi))
+    axis.legend(loc="upper right")
+
+
+def _errors(axis: Axes, groups: dict[int, Trials], measure: Callable[[Trial], np.ndarray]) -> None:
+    for depth, trials in groups.items():
+        widths, errors = trials.column("width"), np.stack([measure(trial) for trial in trials])
+        mean, (low, high) = errors.mean(1), np.quantile(errors, [0.1, 0.9], axis=1)
+        axis.fill_between(widths, low, high, color=COLOURS[depth], alpha=0.12, lw=0)
+        label = f"depth {depth}, slope ${slope(widths, mean):.2f}$"
+        axis.loglog(widths, mean, "o-", color=COLOURS[depth], label=label)
+        first = mean[0]
+    axis.loglog(widths, 1.4 * first * (widths / widths[0]) ** -0.5, ":", color=BLACK, label="$m^{-1/2}$")
+    axis.set_xscale("log", base=2)
+    axis.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+    axis.yaxis.set_major_formatter(PercentFormatter(1, decimals=0))
+    axis.minorticks_off()
+    axis.set(xlabel="$m$", ylim=(axis.get_ylim()[0] / 3, None))
+    axis.legend(loc="lower left")
+
+
+EXPERIMENT = Experiment(
+    name="wide-limit",
+    source="004, Neural Tangent Kernel (Jacot et al. 2018); 001",
+    title="Wide nets: tangent kernel and training tend to those of infinite width",
+    cost={"quick": "10 s on two cores", "paper": "3 min on two cores"},
+    grid=grid,
+    trial=trial,
+    figure=figure,
+    claims=claims,
+)

@@ -1,0 +1,22 @@
+"""Dynamics in tangent coordinates: descents, the gradient flow (4), the tangent flow (5); batched."""
+
+from lazyscope.flow.base import Observer, Progress, Status, Trajectory
+from lazyscope.flow.descent import Schedule, gradient_descent, log_spaced, stochastic_gradient_descent
+from lazyscope.flow.ode import gradient_flow
+from lazyscope.flow.sampler import Minibatches, Sampler
+from lazyscope.flow.tangent import tangent_flow
+
+__all__ = [
+    "Minibatches",
+    "Observer",
+    "Progress",
+    "Sampler",
+    "Schedule",
+    "Status",
+    "Trajectory",
+    "gradient_descent",
+    "gradient_flow",
+    "log_spaced",
+    "stochastic_gradient_descent",
+    "tangent_flow",
+]

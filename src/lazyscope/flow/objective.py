@@ -1,0 +1,95 @@
+"""v ↦ R(y_α(v)): the objective F_α of equation (2) in tangent coordinates, one value for each member."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, TypeAlias, final
+
+import torch
+from jaxtyping import Float
+from numpy.typing import NDArray
+from torch import Tensor
+from torch.utils import _pytree as pytree
+
+from lazyscope._typing import Inputs, Params
+from lazyscope.errors import InputError
+from lazyscope.loss import Loss, Risk
+from lazyscope.model.coordinates import Alpha, Coordinates, Studied, check_alpha
+
+Number: TypeAlias = float | int
+"""Spelt out, as a runtime type checker does not take an int for a float."""
+
+Times: TypeAlias = Tensor | Sequence[Number] | NDArray[Any]
+"""Times at which a flow is recorded."""
+
+
+@final
+@dataclass(frozen=True)
+class Objective:
+    """v ↦ R(y_α(v)). Its gradient flow in v is equation (4), with time and step size the same for every α."""
+
+    coordinates: Coordinates
+    risk: Risk
+
+    @classmethod
+    def of(cls, model: Studied, loss: Loss, x: Inputs, y: Tensor, alpha: Alpha, centred: bool) -> Objective:
+        """Binds the data, after checking all that enters."""
+        check_alpha(alpha)
+        check_inputs(x)
+        coordinates = model.coordinates(x, alpha, centred=centred)
+        with torch.no_grad():
+            start = coordinates.outputs(coordinates.zeros())
+        return cls(coordinates, loss.risk(start, y, len(coordinates.batch)))
+
+    def renewed(self, coordinates: Coordinates, target: Tensor) -> Objective:
+        """The objective on other samples, of which only shapes are checked."""
+        return Objective(coordinates, self.risk.renewed(target))
+
+    def __call__(self, v: Params) -> Tensor:
+        """R(y_α(v)), of shape `batch`."""
+        return self.risk(self.coordinates.outputs(v))
+
+    def gradient(self, v: Params) -> tuple[Tensor, dict[str, Tensor]]:
+        """R(y_α(v)) and ∇_v of it; members share no parameters, so the gradient of the sum holds each one's."""
+        with torch.enable_grad():
+            leaves = {name: value.detach().requires_grad_() for name, value in v.items()}
+            value = self(leaves)
+            gradients = torch.autograd.grad(value.sum(), list(leaves.values()), materialize_grads=True)
+        return value.detach(), dict(zip(leaves, gradients, strict=True))
+
+
+def flat(v: Params, batch: tuple[int, ...]) -> Float[Tensor, "*batch p"]:
+    """All parameters of each member as one vector."""
+    return torch.cat([value.reshape(*batch, -1) for value in v.values()], dim=-1)
+
+
+def unflat(vector: Float[Tensor, "*batch p"], like: Params) -> dict[str, Tensor]:
+    """The inverse of `flat`."""
+    batch = vector.shape[:-1]
+    sizes = [value.numel() // batch.numel() for value in like.values()]
+    parts = torch.split_with_sizes(vector, sizes, dim=-1)
+    return {name: part.reshape(value.shape) for (name, value), part in zip(like.items(), parts, strict=True)}
+
+
+def check_inputs(x: Inputs) -> None:
+    """Refuses inputs that are empty, NaN or infinite."""
+    for leaf in pytree.tree_leaves(x):
+        if not isinstance(leaf, Tensor):
+            continue
+        if leaf.numel() == 0:
+            raise InputError(f"The inputs are empty (shape {tuple(leaf.shape)}); pass at least one sample.")
+        if not bool(leaf.isfinite().all()):
+            raise InputError("The inputs hold NaN or infinite values; drop or repair those samples.")
+
+
+def check_times(times: Times, *, infinity: bool) -> Float[Tensor, "T"]:
+    """Times as float64 on the CPU: from 0 on, strictly increasing; ∞ only where the limit is known."""
+    value = torch.as_tensor(times, dtype=torch.float64, device="cpu").detach()
+    if value.ndim != 1 or len(value) == 0 or bool(value.isnan().any()):
+        raise InputError("The times must be a list of numbers without NaN; pass at least one.")
+    if bool((value < 0).any()) or not bool((value[1:] > value[:-1]).all()):
+        raise InputError("The times must start at 0 or later and increase strictly; sort them and drop repetitions.")
+    if bool(value[-1].isinf()) and not infinity:
+        raise InputError("An ODE has no t = ∞; pass a finite horizon, and the flow rests from its convergence on.")
+    return value

@@ -1,0 +1,129 @@
+"""Equation (4) as an ODE in tangent coordinates, v' = -∇_v R(y_α(v)), by torchdiffeq's Dormand-Prince."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import TypeAlias
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor
+from torchdiffeq import odeint
+
+from lazyscope._typing import Inputs
+from lazyscope.flow.base import Observer, Progress, Recording, Trajectory
+from lazyscope.flow.objective import Number, Objective, Times, check_times, flat, unflat
+from lazyscope.loss import Loss
+from lazyscope.model.coordinates import Alpha, Studied
+
+Field: TypeAlias = Callable[[Tensor], tuple[Tensor, Tensor]]
+"""state (*batch, p) ↦ its derivative, and the speed ‖v'‖ (*batch) by which convergence is judged."""
+
+
+def gradient_flow(
+    model: Studied,
+    loss: Loss,
+    x: Inputs,
+    y: Tensor,
+    *,
+    times: Times,
+    alpha: Alpha = 1.0,
+    centred: bool = False,
+    rtol: Number = 1e-6,
+    atol: Number = 1e-9,
+    tolerance: Number = 1e-5,
+    observe: Observer | None = None,
+    keep_params: bool = False,
+    progress: Progress | None = None,
+) -> Trajectory:
+    """Equation (4): w' = -(1/α) Dh(w)ᵀ∇R(αh(w)), from w₀ at t = 0, recorded at `times`.
+
+    Integrated as v' = -∇_v R(y_α(v)) with w = w₀ + v/α, in the dtype of the model. A member rests once ‖v'‖ is
+    `tolerance` times its value at the start; below `rtol` that may never come, as near a minimum an explicit solver
+    errs by rtol. Members of a batch share the steps, with the error held for each of them. The loss cannot rise
+    along the flow: `diverged` tells that the model or the arithmetic failed, and the member then stays at the last
+    of the times that it reached.
+    """
+    times = check_times(times, infinity=False)
+    objective = Objective.of(model, loss, x, y, alpha, centred)
+    batch = objective.coordinates.batch
+    start = objective.coordinates.zeros()
+
+    def field(state: Tensor) -> tuple[Tensor, Tensor]:
+        _, gradient = objective.gradient(unflat(state, start))
+        derivative = -flat(gradient, batch)
+        return derivative, torch.linalg.vector_norm(derivative, dim=-1)
+
+    recording = Recording(objective, observe, keep_params)
+    flow = Integration(field, flat(start, batch), rtol=rtol, atol=atol, tolerance=tolerance)
+    for done, state in enumerate(flow.through(times), 1):
+        recording.add(unflat(state, start))
+        if progress is not None:
+            progress(done / len(times))
+    return recording.trajectory(times, flow.converged, flow.diverged)
+
+
+class Integration:
+    """Integrates a field for all members in one state; those that have converged or diverged stand still."""
+
+    def __init__(
+        self, field: Field, state: Float[Tensor, "*batch p"], *, rtol: Number, atol: Number, tolerance: Number
+    ) -> None:
+        self.field = field
+        self.state = state
+        self.rtol, self.atol = rtol, atol
+        _, speed = field(state)
+        self.slow = tolerance * speed
+        self.diverged: Bool[Tensor, "*batch"] = ~speed.isfinite()
+        self.converged: Bool[Tensor, "*batch"] = speed == 0
+        self.failed = torch.zeros_like(self.diverged)
+        self.step: Tensor | None = None
+
+    @torch.no_grad()
+    def through(self, times: Float[Tensor, "T"]) -> Iterator[Float[Tensor, "*batch p"]]:
+        """The state at each of the times, until all members have ended."""
+        now = torch.zeros((), dtype=torch.float64)
+        for time in times:
+            if time > now:
+                self._advance(torch.stack([now, time]).to(self.state.device))
+            now = time
+            yield self.state
+            if bool((self.converged | self.diverged).all()):
+                return
+
+    def _advance(self, span: Float[Tensor, "2"]) -> None:
+        """Goes from one time to the next; again without the members that failed on the way, if some did."""
+        while not bool((self.converged | self.diverged).all()):
+            # step_t: end on the time itself, not on an interpolation that the next span would start from
+            options = {"norm": _worst_member, "step_t": span[1:], "first_step": self.step}
+            self.failed.zero_()
+            try:
+                path = odeint(self, self.state, span, rtol=self.rtol, atol=self.atol, options=options, method="dopri5")
+            except AssertionError as error:
+                if "underflow in dt" not in str(error) and "non-finite" not in str(error):
+                    raise  # an assertion of the user's model
+                active = ~(self.converged | self.diverged)
+                culprits = active & self.failed
+                self.diverged = self.diverged | (culprits if bool(culprits.any()) else active)
+                self.step = None
+                continue
+            self.state = path[-1]
+            _, speed = self.field(self.state)
+            self.converged = self.converged | (speed <= self.slow)
+            return
+
+    def __call__(self, t: Tensor, state: Tensor) -> Tensor:
+        """The right-hand side: the field where the member still moves, 0 where it rests."""
+        derivative, speed = self.field(state)
+        self.failed = ~speed.isfinite()
+        resting = (speed <= self.slow) | self.converged | self.diverged
+        return torch.where(resting[..., None], 0, derivative)
+
+    def callback_step(self, t: Tensor, state: Tensor, step: Tensor) -> None:
+        """Keeps the step, so that the next span need not find it again."""
+        self.step = step
+
+
+def _worst_member(error: Float[Tensor, "*batch p"]) -> Float[Tensor, ""]:
+    """The largest RMS error of a member; NaN counts as infinite, so that a smaller step is tried."""
+    return error.square().mean(-1).sqrt().max().nan_to_num(nan=torch.inf, posinf=torch.inf)

@@ -1,0 +1,155 @@
+"""Equation (5), the flow of the tangent model y_0 + Dh(w₀)v, in function space: closed form for the square loss."""
+
+from __future__ import annotations
+
+import math
+from functools import singledispatch
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from lazyscope._typing import Inputs
+from lazyscope.errors import ModelError
+from lazyscope.flow.base import Observer, Progress, Recording, Trajectory
+from lazyscope.flow.objective import Number, Objective, Times, check_times
+from lazyscope.flow.ode import Integration
+from lazyscope.loss import Loss, Square
+from lazyscope.model.coordinates import Alpha, Studied
+
+
+def tangent_flow(
+    model: Studied,
+    loss: Loss,
+    x: Inputs,
+    y: Tensor,
+    *,
+    times: Times,
+    alpha: Alpha = 1.0,
+    centred: bool = False,
+    rtol: Number = 1e-6,
+    atol: Number = 1e-9,
+    tolerance: Number = 1e-5,
+    observe: Observer | None = None,
+    keep_params: bool = False,
+    progress: Progress | None = None,
+) -> Trajectory:
+    """Equation (5): w̄' = -(1/α) Dh(w₀)ᵀ∇R(αh̄(w̄)), recorded at `times`.
+
+    With K = Dh(w₀)Dh(w₀)ᵀ and v = Dh(w₀)ᵀc it reads c' = -∇R(y), y = y_0 + Kc, in the Euclidean geometry of the N
+    outputs. For the square loss K is diagonalised, O(N³) once, and any times are exact, t = ∞ included; for other
+    losses it is an ODE, with `rtol`, `atol` and the stop at `tolerance` as in `gradient_flow`. The scale enters by
+    y_0 = αh(w₀), and by the displacement ‖v‖/α, alone.
+    """
+    times = check_times(times, infinity=True)
+    objective = Objective.of(model, loss, x, y, alpha, centred)
+    recording = Recording(objective, observe, keep_params)
+    kernel = objective.coordinates.kernel().detach()
+    if not bool(kernel.isfinite().all()):
+        raise ModelError("The tangent kernel holds NaN or infinite values; check the model's initialisation.")
+    path = TangentPath(objective, kernel, recording, progress)
+    return _follow(loss, path, times, rtol, atol, tolerance)
+
+
+class TangentPath:
+    """y_0 + Kc for the coefficients c of v = Dh(w₀)ᵀc, and its recording."""
+
+    def __init__(
+        self,
+        objective: Objective,
+        kernel: Float[Tensor, "*batch N N"],
+        recording: Recording,
+        progress: Progress | None,
+    ) -> None:
+        self.risk = objective.risk
+        self.coordinates = objective.coordinates
+        self.batch = objective.coordinates.batch
+        self.kernel = kernel
+        self.recording = recording
+        self.progress = progress
+        with torch.no_grad():
+            self.start = self.coordinates.outputs(self.coordinates.zeros())
+
+    @property
+    def samples(self) -> int:
+        """n, which divides ∇R; the kernel counts N = n · outputs."""
+        return self.risk.shape[0]
+
+    def vector(self, outputs: Tensor) -> Float[Tensor, "*batch N"]:
+        """Outputs of each member as a vector."""
+        return outputs.reshape(*self.batch, -1)
+
+    def outputs(self, vector: Float[Tensor, "*batch N"]) -> Tensor:
+        """The inverse of `vector`."""
+        return vector.reshape(self.start.shape)
+
+    def apply(self, c: Float[Tensor, "*batch N"]) -> Float[Tensor, "*batch N"]:
+        """Kc."""
+        return (self.kernel @ c[..., None])[..., 0]
+
+    def add(
+        self,
+        c: Float[Tensor, "*batch N"],
+        change: Float[Tensor, "*batch N"],
+        travel: Float[Tensor, "*batch"],
+        fraction: float,
+    ) -> None:
+        """Records the point with coefficients c, outputs y_0 + change (change = Kc) and ‖v‖ = travel."""
+        v = self.coordinates.pull_back(self.outputs(c)) if self.recording.needs_params else {}
+        self.recording.add(v, self.start + self.outputs(change), travel)
+        if self.progress is not None:
+            self.progress(fraction)
+
+
+@singledispatch
+def _follow(loss: Loss, path: TangentPath, times: Tensor, rtol: Number, atol: Number, tolerance: Number) -> Trajectory:
+    """Any loss: the ODE c' = -∇R(y_0 + Kc), of speed ‖v'‖ = ‖Dh(w₀)ᵀ∇R‖."""
+    times = check_times(times, infinity=False)
+
+    def length(c: Tensor) -> Tensor:
+        """‖Dh(w₀)ᵀc‖ = √(cᵀKc)."""
+        return (c * path.apply(c)).sum(-1).clamp(min=0).sqrt()
+
+    def field(c: Tensor) -> tuple[Tensor, Tensor]:
+        gradient = path.vector(path.risk.gradient(path.start + path.outputs(path.apply(c)))) / path.samples
+        return -gradient, length(gradient)
+
+    flow = Integration(field, torch.zeros_like(path.vector(path.start)), rtol=rtol, atol=atol, tolerance=tolerance)
+    for done, c in enumerate(flow.through(times), 1):
+        path.add(c, path.apply(c), length(c), done / len(times))
+    return path.recording.trajectory(times, flow.converged, flow.diverged)
+
+
+@_follow.register(Square)
+def _follow_square(
+    loss: Square, path: TangentPath, times: Tensor, rtol: Number, atol: Number, tolerance: Number
+) -> Trajectory:
+    """Square loss: with K/n = UΛUᵀ, y(t) = y_0 + U(e^{-Λt} - 1)Uᵀ(y_0 - y*)."""
+    # float64 whatever the model's dtype: at late times the small eigenvalues matter
+    eigenvalues, basis = torch.linalg.eigh(path.kernel.double() / path.samples)
+    # Rounding moves an eigenvalue by about √N·eps·λ_max; below that it is zero. Its direction then has Dh(w₀)ᵀu = 0:
+    # the outputs never move along it, and its coefficient, which would grow like t, is left out.
+    noise = 4 * math.sqrt(basis.shape[-1]) * torch.finfo(path.kernel.dtype).eps
+    null = eigenvalues <= noise * eigenvalues[..., -1:]
+    residual = path.vector(path.start - path.risk.target).double()
+    modes = (basis.mT @ residual[..., None])[..., 0].masked_fill(null, 0)
+    eigenvalues = eigenvalues.masked_fill(null, 1)
+
+    scales = eigenvalues.sqrt()
+
+    def rotate(coefficients: Tensor) -> Tensor:
+        rotated: Tensor = (basis @ coefficients[..., None])[..., 0]
+        return rotated.to(path.kernel.dtype)
+
+    def length(coefficients: Tensor) -> Tensor:
+        norm: Tensor = torch.linalg.vector_norm(coefficients, dim=-1)
+        return (norm / math.sqrt(path.samples)).to(path.kernel.dtype)
+
+    for done, time in enumerate(times.to(basis.device), 1):
+        shrunk = modes * torch.expm1(-eigenvalues * time)
+        c = rotate(shrunk / eigenvalues) / path.samples
+        path.add(c, rotate(shrunk), length(shrunk / scales), done / len(times))
+    # ‖v'‖² = ∇RᵀK∇R = (1/n) Σ λ (e^{-λt} modes)²
+    speed = length(scales * modes * torch.exp(-eigenvalues * times[-1].item()))
+    converged = speed <= tolerance * length(scales * modes)
+    return path.recording.trajectory(times, converged, torch.zeros_like(converged))

@@ -1,0 +1,124 @@
+"""The hash of the code that computes a trial.
+
+It covers, in the experiment's own module, `trial` and every definition it reaches by name, and whole every
+module of lazyscope (or of the experiment's own package) that those import, transitively. Comments, docstrings,
+layout, `figure`, `claims` and `grid` do not count (the grid's values are in the trial's key already), nor does
+the lab, which moves results and never makes them.
+"""
+
+from __future__ import annotations
+
+import ast
+import hashlib
+import importlib.util
+import inspect
+from collections.abc import Iterable
+from functools import partial
+from pathlib import Path
+
+from lazyscope.errors import ExperimentError
+from lazyscope.lab.experiment import Experiment
+
+_LAB = "lazyscope.lab"
+_VIEWS = {"figure", "claims", "grid", "EXPERIMENT"}
+"""What never counts in another experiment's module, from which `trial` may take a function."""
+
+
+def fingerprint(experiment: Experiment) -> str:
+    """A short hash that changes when, and only when, what the trials compute may have changed."""
+    trial = experiment.trial
+    while isinstance(trial, partial):
+        trial = trial.func
+    file = inspect.getsourcefile(trial)
+    if file is None:
+        raise ExperimentError(f"The trial of '{experiment.name}' has no source file; define it in a module.")
+    own = _reached(_tree(Path(file)), trial.__name__)
+    texts = [ast.unparse(node) for node in own]
+    modules: dict[str, str] = {}
+    packages = {"lazyscope", trial.__module__.partition(".")[0]}
+    waiting = _imports(own, packages)
+    while waiting:
+        name = waiting.pop()
+        path = _path(name)
+        if name in modules or path is None:
+            continue
+        tree = _tree(path)
+        if any("EXPERIMENT" in _bound(statement) for statement in tree.body):
+            tree.body = [statement for statement in tree.body if not _bound(statement) & _VIEWS]
+        modules[name] = ast.unparse(tree)
+        waiting |= _imports([tree], packages)
+    texts += [f"{name}\n{modules[name]}" for name in sorted(modules)]
+    return hashlib.sha256("\n".join(texts).encode()).hexdigest()[:16]
+
+
+def _reached(tree: ast.Module, root: str) -> list[ast.stmt]:
+    """The top-level statements that `root` reaches by name; those that bind nothing always count."""
+    bound = [(statement, _bound(statement)) for statement in tree.body]
+    names, size = {root}, 0
+    while len(names) > size:
+        size = len(names)
+        for statement, binds in bound:
+            if binds & names:
+                names |= {node.id for node in ast.walk(statement) if isinstance(node, ast.Name)}
+    return [statement for statement, binds in bound if not binds or binds & names]
+
+
+def _bound(statement: ast.stmt) -> set[str]:
+    """The names that a top-level statement defines."""
+    if isinstance(statement, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+        return {statement.name}
+    if isinstance(statement, ast.Import | ast.ImportFrom):
+        return {alias.asname or alias.name.partition(".")[0] for alias in statement.names}
+    if isinstance(statement, ast.Assign | ast.AnnAssign):
+        return {n.id for n in ast.walk(statement) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)}
+    return set()
+
+
+def _imports(nodes: Iterable[ast.AST], packages: set[str]) -> set[str]:
+    """The modules of these packages imported here, less the lab; `from m import n` may name a module m.n.
+
+    Relative imports are not followed: lazyscope has none.
+    """
+    found: set[str] = set()
+    for node in (inner for outer in nodes for inner in ast.walk(outer)):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            found |= {f"{node.module}", *(f"{node.module}.{alias.name}" for alias in node.names)}
+    return {name for name in found if name.partition(".")[0] in packages and not f"{name}.".startswith(f"{_LAB}.")}
+
+
+def _path(module: str) -> Path | None:
+    """The module's file; None where the name is not a module but something inside one."""
+    try:
+        spec = importlib.util.find_spec(module)
+    except ModuleNotFoundError:
+        return None
+    return Path(spec.origin) if spec is not None and spec.origin is not None else None
+
+
+def _tree(path: Path) -> ast.Module:
+    """The file's syntax tree without docstrings; comments and layout are gone already."""
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+            node.body = [s for s in node.body if not _is_text(s)] or [ast.Pass()]
+    tree.body = [single for statement in tree.body for single in _split(statement)]
+    return tree
+
+
+def _split(statement: ast.stmt) -> list[ast.stmt]:
+    """An import of several names as several imports: each counts only where its own name is reached."""
+    if isinstance(statement, ast.Import):
+        return [ast.Import([alias]) for alias in statement.names]
+    if isinstance(statement, ast.ImportFrom):
+        return [ast.ImportFrom(statement.module, [alias], statement.level) for alias in statement.names]
+    return [statement]
+
+
+def _is_text(statement: ast.stmt) -> bool:
+    return (
+        isinstance(statement, ast.Expr)
+        and isinstance(statement.value, ast.Constant)
+        and isinstance(statement.value.value, str)
+    )

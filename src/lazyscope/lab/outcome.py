@@ -1,0 +1,96 @@
+"""What an experiment came to at one scale: figure, claims, timings, provenance; small enough to commit."""
+
+from __future__ import annotations
+
+import io
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from matplotlib.figure import Figure
+
+from lazyscope.errors import StoreError
+from lazyscope.lab import disk
+from lazyscope.lab.experiment import Claim, Experiment, Trials
+from lazyscope.lab.store import Record
+from lazyscope.lab.style import style
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """A row of the report; lies as `<root>/<name>/<scale>.json`, `.png` and `.svg`."""
+
+    name: str
+    source: str
+    title: str
+    scale: str
+    claims: tuple[Claim, ...]
+    trials: int
+    seconds: float
+    provenance: dict[str, tuple[str, ...]]
+    png: bytes
+    svg: bytes
+
+    @property
+    def holds(self) -> bool:
+        """Whether every claim does."""
+        return all(claim.holds for claim in self.claims)
+
+    @classmethod
+    def of(cls, experiment: Experiment, scale: str, trials: Trials, records: Sequence[Record]) -> Outcome:
+        """Draw and judge the stored trials."""
+        with style():
+            figure = experiment.figure(trials)
+            if engine := figure.get_layout_engine():
+                engine.execute(figure)
+                figure.set_layout_engine("none")  # laid out once, not once a file: it takes as long as drawing
+            png, svg = _draw(figure, "png"), _draw(figure, "svg")
+        origins = [record.provenance for record in records]
+        return cls(
+            experiment.name,
+            experiment.source,
+            experiment.title,
+            scale,
+            tuple(experiment.claims(trials)),
+            len(trials),
+            sum(record.seconds for record in records),
+            {name: tuple(sorted({o.get(name, "") for o in origins})) for name in origins[0]},
+            png,
+            svg,
+        )
+
+    def save(self, root: Path) -> None:
+        """Keep it beside the trials; the JSON comes last, so it never speaks of figures not there."""
+        stem = root / self.name / self.scale
+        disk.write(stem.with_suffix(".png"), self.png)
+        disk.write(stem.with_suffix(".svg"), self.svg)
+        table = {name: value for name, value in asdict(self).items() if name not in ("png", "svg")}
+        disk.write(stem.with_suffix(".json"), json.dumps(table, indent=1, ensure_ascii=False).encode())
+
+    @classmethod
+    def load(cls, path: Path) -> Outcome:
+        """Read `<name>/<scale>.json` and the figures beside it."""
+        try:
+            table = json.loads(path.read_bytes())
+            return cls(
+                **{
+                    **table,
+                    "claims": tuple(Claim(**claim) for claim in table["claims"]),
+                    "provenance": {name: tuple(values) for name, values in table["provenance"].items()},
+                },
+                png=path.with_suffix(".png").read_bytes(),
+                svg=path.with_suffix(".svg").read_bytes(),
+            )
+        except (ValueError, KeyError, TypeError, AttributeError, FileNotFoundError) as error:
+            raise StoreError(
+                f"{path} is damaged; remove it and run `lazyscope reproduce {path.parent.name} "
+                f"--scale {path.stem}`, which takes the stored trials."
+            ) from error
+
+
+def _draw(figure: Figure, form: str) -> bytes:
+    """The figure as a file's content, without dates: the same figure is the same file."""
+    content = io.BytesIO()
+    figure.savefig(content, format=form, metadata={"Date": None} if form == "svg" else {"Software": None})
+    return content.getvalue()

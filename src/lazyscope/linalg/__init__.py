@@ -1,0 +1,23 @@
+"""Linear algebra on operators that are known by their products alone: it knows no networks."""
+
+from lazyscope.linalg.density import SpectralDensity, spectral_density
+from lazyscope.linalg.eigen import Eigenpairs, eigenpairs, operator_norm, top_eigenpairs
+from lazyscope.linalg.operator import Dense, Operator, Symmetric
+from lazyscope.linalg.solve import Solution, conjugate_gradients
+from lazyscope.linalg.trace import Estimate, trace
+
+__all__ = [
+    "Dense",
+    "Eigenpairs",
+    "Estimate",
+    "Operator",
+    "Solution",
+    "SpectralDensity",
+    "Symmetric",
+    "conjugate_gradients",
+    "eigenpairs",
+    "operator_norm",
+    "spectral_density",
+    "top_eigenpairs",
+    "trace",
+]

@@ -1,0 +1,105 @@
+"""A linear map known by its products, u ↦ Au and v ↦ Aᵀv, and its dense twin."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+
+import numpy as np
+import torch
+from jaxtyping import Float
+from scipy.sparse.linalg import LinearOperator
+from torch import Tensor
+
+from lazyscope.errors import InputError
+
+
+class Operator(ABC):
+    """A: R^columns → R^rows, by its products with the columns of a matrix.
+
+    `shape` is (rows, columns); vectors come and go in `dtype` on `device`.
+    """
+
+    shape: tuple[int, int]
+    dtype: torch.dtype
+    device: torch.device
+
+    @abstractmethod
+    def matmat(self, u: Float[Tensor, "columns m"]) -> Float[Tensor, "rows m"]:
+        """AU, column by column."""
+
+    @abstractmethod
+    def rmatmat(self, v: Float[Tensor, "rows m"]) -> Float[Tensor, "columns m"]:
+        """AᵀV, column by column."""
+
+    def matvec(self, u: Float[Tensor, " columns"]) -> Float[Tensor, " rows"]:
+        """Au."""
+        return self.matmat(u[:, None])[:, 0]
+
+    def rmatvec(self, v: Float[Tensor, " rows"]) -> Float[Tensor, " columns"]:
+        """Aᵀv."""
+        return self.rmatmat(v[:, None])[:, 0]
+
+    def __matmul__(self, u: Tensor) -> Tensor:
+        """Au for a vector, AU for a matrix of columns."""
+        if u.ndim not in (1, 2) or u.shape[0] != self.shape[1]:
+            raise InputError(
+                f"An operator of shape {self.shape} takes vectors of {self.shape[1]} numbers or matrices of such"
+                f" columns, but got shape {tuple(u.shape)}; flatten outputs (n, k) to one vector."
+            )
+        if u.dtype != self.dtype or u.device != self.device:
+            raise InputError(
+                f"The operator is in {self.dtype} on {self.device} and the vector in {u.dtype} on {u.device}; pass"
+                f" u.to({str(self.device)!r}, {self.dtype})."
+            )
+        return self.matvec(u) if u.ndim == 1 else self.matmat(u)
+
+    def to_dense(self) -> Float[Tensor, "rows columns"]:
+        """A as a matrix."""
+        return self.matmat(torch.eye(self.shape[1], dtype=self.dtype, device=self.device))
+
+    def to_scipy(self) -> LinearOperator:
+        """A for SciPy's solvers: vectors are NumPy's, in float64, the products in this operator's own dtype."""
+
+        def lifted(u: np.ndarray) -> Tensor:
+            return torch.from_numpy(np.ascontiguousarray(u)).to(self.device, self.dtype)
+
+        def lowered(v: Tensor) -> np.ndarray:
+            return v.detach().to("cpu", torch.float64).numpy()
+
+        return LinearOperator(
+            self.shape,
+            dtype=np.float64,
+            matvec=lambda u: lowered(self.matvec(lifted(u.reshape(-1)))),
+            rmatvec=lambda v: lowered(self.rmatvec(lifted(v.reshape(-1)))),
+            matmat=lambda u: lowered(self.matmat(lifted(u))),
+            rmatmat=lambda v: lowered(self.rmatmat(lifted(v))),
+        )
+
+
+class Symmetric(Operator):
+    """A = Aᵀ."""
+
+    def rmatmat(self, v: Float[Tensor, "rows m"]) -> Float[Tensor, "columns m"]:
+        return self.matmat(v)
+
+
+class Dense(Operator):
+    """A matrix as an operator: the twin of every other one.
+
+    >>> Dense(torch.ones(2, 3)) @ torch.ones(3)
+    tensor([3., 3.])
+    """
+
+    def __init__(self, matrix: Float[Tensor, "rows columns"]) -> None:
+        self.matrix = matrix
+        self.shape = (matrix.shape[0], matrix.shape[1])
+        self.dtype, self.device = matrix.dtype, matrix.device
+
+    def matmat(self, u: Float[Tensor, "columns m"]) -> Float[Tensor, "rows m"]:
+        return self.matrix @ u
+
+    def rmatmat(self, v: Float[Tensor, "rows m"]) -> Float[Tensor, "columns m"]:
+        return self.matrix.T @ v
+
+    def to_dense(self) -> Float[Tensor, "rows columns"]:
+        return self.matrix

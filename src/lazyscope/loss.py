@@ -1,0 +1,278 @@
+"""Losses that know their constants: R(y) = (1/n) Σ ℓ(y_i, t_i), a function on F = L² of the empirical measure.
+
+A loss is its pointwise value ℓ and two constants, those of R in the norm of F, ‖g‖² = (1/n) Σ |g(x_i)|²: R is
+`smoothness`-smooth (M) and `strong_convexity`-strongly convex (m). In that norm they are the constants of ℓ.
+
+Outputs have shape `(*batch, n, *out)`, where `out` is `()` for a scalar model. A target has the shape of one
+member's outputs, `(n, *out)`, shared by all members, or has the batch dimensions too, of size 1 where members share.
+Which dimensions are `batch` is read off the former; the latter needs their number, `batch=…`. Samples and outputs
+never broadcast.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from dataclasses import dataclass, replace
+from typing import ClassVar, final
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float
+from torch import Tensor
+
+from lazyscope.errors import InputError
+
+
+class Loss(ABC):
+    """ℓ(y, t), convex and differentiable in y.
+
+    `loss(y, target)` is R(y), one value for each member of the batch. It checks the target each time; a loop binds
+    it once with `risk`.
+    """
+
+    smoothness: ClassVar[float]
+    strong_convexity: ClassVar[float]
+    labels: ClassVar[Labels]
+
+    @abstractmethod
+    def terms(self, y: Float[Tensor, "*shape"], target: Float[Tensor, "..."]) -> Float[Tensor, "*shape"]:
+        """What ℓ sums over the outputs, for an encoded target; nothing is checked."""
+
+    def __call__(self, y: Tensor, target: Tensor, batch: int | None = None) -> Tensor:
+        """R(y), of shape `batch`."""
+        return self.risk(y, target, batch)(y)
+
+    def pointwise(self, y: Tensor, target: Tensor, batch: int | None = None) -> Float[Tensor, "*batch n"]:
+        """ℓ(y_i, t_i) for each sample."""
+        return self.risk(y, target, batch).pointwise(y)
+
+    def gradient(self, y: Tensor, target: Tensor, batch: int | None = None) -> Tensor:
+        """∇ℓ(y_i, t_i), of the shape of y: the gradient of R in F, n times the Euclidean one."""
+        return self.risk(y, target, batch).gradient(y)
+
+    def risk(self, y: Tensor, target: Tensor, batch: int | None = None) -> Risk:
+        """R on outputs shaped like y, with the target checked and bound."""
+        if not y.is_floating_point():
+            raise InputError(f"The outputs are {y.dtype}, and a loss needs reals; let the model return floats.")
+        if y.numel() == 0 or y.ndim == 0:
+            raise InputError(f"Outputs of shape {tuple(y.shape)} hold no samples; pass at least one, as (n, …).")
+        if target.device != y.device:
+            raise InputError(f"The target is on {target.device}, the outputs on {y.device}; move one to the other.")
+        if not bool(target.isfinite().all()):
+            raise InputError("The target holds NaN or infinite values; drop or repair those samples.")
+        self.labels.check(target, y.shape[-1])
+        encoded = self.labels.encode(target, y.shape[-1]).to(y.dtype)
+        batch = y.ndim - encoded.ndim if batch is None else batch
+        shape = tuple(y.shape[max(batch, 0) :])
+        own = encoded.shape[: max(encoded.ndim - len(shape), 0)]
+        fits = not own or (len(own) == batch and all(a in (1, b) for a, b in zip(own, y.shape, strict=False)))
+        if batch < 0 or not shape or tuple(encoded.shape[len(own) :]) != shape or not fits:
+            raise InputError(
+                f"A target of shape {tuple(target.shape)} does not fit outputs of shape {tuple(y.shape)}, and nothing"
+                " is broadcast, (n,) and (n, 1) neither; reshape it, as with target[:, None]."
+            )
+        return Risk(self, encoded, batch, shape)
+
+
+@final
+@dataclass(frozen=True)
+class Risk:
+    """R(y) = (1/n) Σ ℓ(y_i, t_i) for given targets: what a flow descends."""
+
+    loss: Loss
+    target: Float[Tensor, "..."]
+    batch: int
+    shape: tuple[int, ...]
+    """`(n, *out)`: the outputs of one member."""
+
+    def __call__(self, y: Tensor) -> Tensor:
+        """R(y), of shape `batch`."""
+        return self.pointwise(y).mean(-1)
+
+    def pointwise(self, y: Tensor) -> Float[Tensor, "*batch n"]:
+        """ℓ(y_i, t_i) for each sample."""
+        if tuple(y.shape[self.batch :]) != self.shape:
+            raise InputError(f"The target is for outputs {self.shape}, not {tuple(y.shape)}; reshape one of them.")
+        return self.loss.terms(y, self.target).reshape(*y.shape[: self.batch + 1], -1).sum(-1)
+
+    def gradient(self, y: Tensor) -> Tensor:
+        """∇ℓ(y_i, t_i), of the shape of y."""
+        with torch.enable_grad():
+            leaf = y.detach().requires_grad_()
+            (gradient,) = torch.autograd.grad(self.pointwise(leaf).sum(), leaf)
+        return gradient
+
+    def renewed(self, target: Tensor) -> Risk:
+        """R on other samples; their labels are not checked, as looking at values waits for the GPU."""
+        encoded = self.loss.labels.encode(target, self.shape[-1]).to(self.target.dtype)
+        if encoded.ndim not in (len(self.shape), self.batch + len(self.shape)):
+            raise InputError(f"A target of shape {tuple(target.shape)} is unlike the first one; reshape it.")
+        return replace(self, target=encoded, shape=tuple(encoded.shape[encoded.ndim - len(self.shape) :]))
+
+
+class Labels(ABC):
+    """What a loss takes as targets, where the last dimension of the outputs has size k."""
+
+    @abstractmethod
+    def check(self, target: Tensor, k: int) -> None:
+        """Refuses labels that the loss does not take; the target is known to be finite."""
+
+    @abstractmethod
+    def encode(self, target: Tensor, k: int) -> Tensor:
+        """The target in the shape of the outputs."""
+
+
+@final
+class Reals(Labels):
+    """Any numbers."""
+
+    def check(self, target: Tensor, k: int) -> None:
+        """All is well."""
+
+    def encode(self, target: Tensor, k: int) -> Tensor:
+        """As it is."""
+        return target
+
+
+@final
+class Signs(Labels):
+    """-1 and +1."""
+
+    def check(self, target: Tensor, k: int) -> None:
+        """Refuses 0 and 1, which would pass silently for a margin."""
+        if not bool(((target == 1) | (target == -1)).all()):
+            raise InputError("This loss takes labels -1 and +1; turn labels 0 and 1 into 2 * target - 1.")
+
+    def encode(self, target: Tensor, k: int) -> Tensor:
+        """As it is."""
+        return target
+
+
+@final
+class Classes(Labels):
+    """Integers 0 … k-1, without the last dimension of the outputs, or floats: probabilities along it."""
+
+    def check(self, target: Tensor, k: int) -> None:
+        """Refuses indices beyond the outputs, and floats that are no probabilities."""
+        if k < 2:
+            raise InputError("Cross-entropy needs an output for each of two or more classes; use Logistic for one.")
+        if not target.is_floating_point():
+            if bool(((target < 0) | (target >= k)).any()):
+                raise InputError(f"Class indices must lie in 0 … {k - 1}; relabel them or widen the model.")
+        elif bool((target < 0).any()) or bool(((target.sum(-1) - 1).abs() > 1e-4).any()):
+            raise InputError(
+                "Cross-entropy reads floats as probabilities, and these do not sum to one; pass target.long() for"
+                " classes, or probabilities."
+            )
+
+    def encode(self, target: Tensor, k: int) -> Tensor:
+        """As probabilities."""
+        return target if target.is_floating_point() else F.one_hot(target.long(), k)
+
+
+@final
+@dataclass(frozen=True)
+class Square(Loss):
+    """ℓ(y, t) = ½|y - t|², summed over outputs; R(y) = ½‖y - y*‖² in F, so m = M = 1.
+
+    >>> Square()(torch.tensor([1.0, 3.0]), torch.tensor([0.0, 0.0]))
+    tensor(2.5000)
+    """
+
+    smoothness: ClassVar[float] = 1.0
+    strong_convexity: ClassVar[float] = 1.0
+    labels: ClassVar[Labels] = Reals()
+
+    def terms(self, y: Tensor, target: Tensor) -> Tensor:
+        """½(y - t)²."""
+        return 0.5 * (y - target).square()
+
+    def minimiser(self, target: Tensor) -> Tensor:
+        """y* = t."""
+        return target
+
+
+@final
+@dataclass(frozen=True)
+class Huber(Loss):
+    """ℓ(y, t) = ½(y - t)² where |y - t| ≤ δ, δ(|y - t| - δ/2) beyond, summed over outputs; M = 1, m = 0.
+
+    >>> Huber(delta=1.0)(torch.tensor([3.0]), torch.tensor([0.0]))
+    tensor(2.5000)
+    """
+
+    delta: float | int = 1.0
+    smoothness: ClassVar[float] = 1.0
+    strong_convexity: ClassVar[float] = 0.0
+    labels: ClassVar[Labels] = Reals()
+
+    def __post_init__(self) -> None:
+        if not 0 < self.delta < math.inf:
+            raise InputError(f"Huber's δ is {self.delta}, and must be positive and finite; pass delta > 0.")
+
+    def terms(self, y: Tensor, target: Tensor) -> Tensor:
+        """Quadratic within δ, linear beyond."""
+        return F.huber_loss(y, target.expand_as(y), reduction="none", delta=self.delta)
+
+    def minimiser(self, target: Tensor) -> Tensor:
+        """y* = t."""
+        return target
+
+
+@final
+@dataclass(frozen=True)
+class Logistic(Loss):
+    """ℓ(y, t) = log(1 + e^{-ty}) with labels t = ±1, summed over outputs; M = 1/4 (attained at y = 0), m = 0.
+
+    >>> Logistic()(torch.tensor([0.0]), torch.tensor([1]))
+    tensor(0.6931)
+    """
+
+    smoothness: ClassVar[float] = 0.25
+    strong_convexity: ClassVar[float] = 0.0
+    labels: ClassVar[Labels] = Signs()
+
+    def terms(self, y: Tensor, target: Tensor) -> Tensor:
+        """-log σ(ty); not softplus(-ty), which torch makes linear beyond 20."""
+        return -F.logsigmoid(target * y)
+
+
+@final
+@dataclass(frozen=True)
+class Exponential(Loss):
+    """ℓ(y, t) = e^{-ty} with labels t = ±1, summed over outputs; M = ∞ (none holds everywhere), m = 0.
+
+    >>> Exponential()(torch.tensor([0.0]), torch.tensor([-1]))
+    tensor(1.)
+    """
+
+    smoothness: ClassVar[float] = math.inf
+    strong_convexity: ClassVar[float] = 0.0
+    labels: ClassVar[Labels] = Signs()
+
+    def terms(self, y: Tensor, target: Tensor) -> Tensor:
+        """e^{-ty}."""
+        return torch.exp(-target * y)
+
+
+@final
+@dataclass(frozen=True)
+class CrossEntropy(Loss):
+    """ℓ(y, t) = -Σ_c t_c log softmax(y)_c, for class indices (integers) or probabilities t; M = 1/2, m = 0.
+
+    Classes stand in the last dimension; others are summed over. The Hessian diag(p) - ppᵀ has norm at most 1/2,
+    attained at p = (½, ½, 0, …): uᵀ(diag(p) - ppᵀ)u is the variance of u under p, at most a quarter of the squared
+    range (Popoviciu), and the range of a unit vector is at most √2.
+
+    >>> CrossEntropy()(torch.zeros(1, 2), torch.tensor([1]))
+    tensor(0.6931)
+    """
+
+    smoothness: ClassVar[float] = 0.5
+    strong_convexity: ClassVar[float] = 0.0
+    labels: ClassVar[Labels] = Classes()
+
+    def terms(self, y: Tensor, target: Tensor) -> Tensor:
+        """-t log softmax(y), class by class."""
+        return -target * F.log_softmax(y, dim=-1)

@@ -1,0 +1,22 @@
+"""Tangent kernels: exact, matrix-free, on disk, and of infinitely wide nets."""
+
+from lazyscope.tangent.kernel import tangent_kernel
+from lazyscope.tangent.limit import limit_kernel
+from lazyscope.tangent.limit_convolution import limit_kernel_convolution
+from lazyscope.tangent.operator import JacobianOperator, TangentOperator
+from lazyscope.tangent.spectrum import Spectrum, layer_spectra, spectrum
+from lazyscope.tangent.tiles import KernelTiles, open_tangent_kernel, tangent_kernel_to_zarr
+
+__all__ = [
+    "JacobianOperator",
+    "KernelTiles",
+    "Spectrum",
+    "TangentOperator",
+    "layer_spectra",
+    "limit_kernel",
+    "limit_kernel_convolution",
+    "open_tangent_kernel",
+    "spectrum",
+    "tangent_kernel",
+    "tangent_kernel_to_zarr",
+]

@@ -1,0 +1,301 @@
+"""A model's forward on one sample as a graph, and the sites where parameters meet data.
+
+Let z_s(x_i) be the output of site s on sample i, D_{is}ᵃ = ∂h_a(x_i)/∂z_s and φ_s the operation of the site. Then
+
+    ∂h_a(x_i)/∂W = Σ_s D_{is}ᵃ · ∂φ_s(W, data_s(x_i))/∂W ,
+
+so the data and the output gradients of the sites are all that a tangent kernel needs of a network.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+from torch.fx.node import map_arg
+
+from lazyscope._typing import Inputs
+from lazyscope.errors import ModelError
+from lazyscope.model.base import Model, flatten, signature, unflatten
+from lazyscope.model.increment.program import capture
+from lazyscope.tangent.convolution import convolution
+
+aten = torch.ops.aten
+
+
+def trilinear(
+    a: Tensor, b: Tensor, c: Tensor, at_a: list[int], at_b: list[int], at_c: list[int], sums: list[int], _: int = 1
+) -> Tensor:
+    """Σ a·b·c over the dimensions `sums`, where each has new dimensions of its own: what a bilinear layer does."""
+    for at in at_a:
+        a = a.unsqueeze(at)
+    for at in at_b:
+        b = b.unsqueeze(at)
+    for at in at_c:
+        c = c.unsqueeze(at)
+    return (a * b * c).sum(sums)
+
+
+REPLACED: dict[Any, Callable[..., Any]] = {
+    # Strides recorded for one sample need not be those of a batch, so that a view may have to copy.
+    aten.view.default: torch.reshape,
+    aten._unsafe_view.default: torch.reshape,
+    # Torch has no batching rules for the next, or wrong ones.
+    aten._trilinear.default: trilinear,
+    aten._prelu_kernel.default: lambda x, slope: torch.where(x > 0, x, slope * x),
+}
+
+MOVEMENTS = {
+    aten.t.default,
+    aten.transpose.int,
+    aten.permute.default,
+    aten.view.default,
+    aten._unsafe_view.default,
+    aten.unsqueeze.default,
+    aten.squeeze.dim,
+    aten.squeeze.dims,
+    aten.squeeze.default,
+    aten.clone.default,
+    aten.alias.default,
+    aten.slice.Tensor,
+    aten.select.int,
+    aten.split.Tensor,
+    aten.split_with_sizes.default,
+    aten.unbind.int,
+    operator.getitem,
+}
+"""Operations that move each entry of a tensor to at most one place: their adjoints keep inner products."""
+
+
+@dataclass(frozen=True)
+class Site:
+    """One operation in which values made of parameters alone, `weights`, meet values that depend on the input."""
+
+    node: fx.Node
+    outputs: tuple[fx.Node, ...]
+    weights: tuple[fx.Node, ...]
+    data: tuple[fx.Node, ...]
+
+
+@dataclass(frozen=True)
+class Features:
+    """What n samples contribute: for each site its data, (n, …), and its output gradients, (n, k, …)."""
+
+    data: dict[fx.Node, Tensor]
+    gradients: dict[fx.Node, Tensor]
+
+
+class Circuit:
+    """The forward of one sample, traced once; run on many samples at once by `torch.vmap`.
+
+    Each sample is computed as a batch of its own, so that no output can depend on another sample.
+    """
+
+    def __init__(self, module: fx.GraphModule, model: Model) -> None:
+        names, leaves = list(model.params), [*model.params.values(), *model.state.values()]
+        self._module = module
+        self.nodes = list(module.graph.nodes)
+        placeholders = [node for node in self.nodes if node.op == "placeholder"]
+        self.parameters = dict(zip(placeholders, names, strict=False))
+        self._inputs = placeholders[len(leaves) :]
+        self._constants = dict(zip(placeholders, leaves, strict=False))
+        self.result = _only_output(self.nodes[-1])
+        self.data = self._reach()
+        self.sources = self._trace_sources()
+        self.fixed = self._evaluate()
+        self.sites = self._find_sites()
+        captured = {d: None for site in self.sites for d in site.data}
+        self.captured = tuple(captured)
+        self.outputs = tuple(out for site in self.sites for out in site.outputs)
+
+    @property
+    def k(self) -> int:
+        """The number of outputs."""
+        return size(self.result)
+
+    def _reach(self) -> set[fx.Node]:
+        """The nodes that depend on the input; the output is always among them."""
+        data = set(self._inputs)
+        for node in self.nodes:
+            if node.op == "call_function" and (node is self.result or any(a in data for a in node.all_input_nodes)):
+                data.add(node)
+        return data
+
+    def _trace_sources(self) -> dict[fx.Node, frozenset[fx.Node]]:
+        """The parameters behind each node that is made of parameters alone."""
+        sources: dict[fx.Node, frozenset[fx.Node]] = {}
+        for node in self.nodes:
+            if node in self.parameters:
+                sources[node] = frozenset({node})
+            elif node.op == "call_function" and node not in self.data and (found := _union(node, sources)):
+                sources[node] = found
+        return sources
+
+    def _evaluate(self) -> dict[fx.Node, Any]:
+        """The values that do not depend on the input."""
+        values: dict[fx.Node, Any] = dict(self._constants)
+        with torch.no_grad():
+            for node in self.nodes:
+                if node.op == "get_attr":
+                    values[node] = getattr(self._module, str(node.target))
+                elif node.op == "call_function" and node not in self.data:
+                    values[node] = call(node, values)
+        return values
+
+    def _find_sites(self) -> tuple[Site, ...]:
+        sites = []
+        for node in self.nodes:
+            if node not in self.data or node.op != "call_function":
+                continue
+            weights = tuple(a for a in node.all_input_nodes if a in self.sources)
+            outputs = (node,) if isinstance(value(node), Tensor) else tuple(node.users)
+            outputs = tuple(out for out in outputs if is_floating(out))
+            if weights and outputs:
+                sites.append(Site(node, outputs, weights, tuple(a for a in node.all_input_nodes if a in self.data)))
+        return tuple(sites)
+
+    def movement(self, node: fx.Node) -> tuple[fx.Node, tuple[Any, ...]] | None:
+        """The parameter that `node` is a rearrangement of, and by which steps; None where more than moving happened."""
+        steps: list[Any] = []
+        while node not in self.parameters:
+            if node.target not in MOVEMENTS:
+                return None
+            steps.append((node.target, str(node.args[1:])))
+            node = node.all_input_nodes[0]
+        return node, tuple(reversed(steps))
+
+    def weigh(self, node: fx.Node, params: dict[fx.Node, Tensor]) -> Tensor:
+        """The value made of parameters alone at `node`, as a differentiable function of `params`."""
+        values = {**self._constants, **params}
+        for each in self.nodes:
+            if each.op == "call_function" and each in self.sources:
+                values[each] = call(each, {**self.fixed, **values})
+            if each is node:
+                break
+        result: Tensor = values[node]
+        return result
+
+    def run(self, leaves: Sequence[Tensor], shifts: Sequence[Tensor]) -> tuple[Tensor, tuple[Tensor, ...]]:
+        """h of one sample, flat, and the data of its sites, when the outputs of its sites are shifted."""
+        values = dict(self.fixed)
+        values.update({node: leaf[None] for node, leaf in zip(self._inputs, leaves, strict=True)})
+        shift = dict(zip(self.outputs, shifts, strict=False))
+        for node in self.nodes:
+            if node in self.data and node.op == "call_function":
+                fast = node.target is aten.convolution.default and node.args[1] not in self.data
+                result = call(node, values, convolution if fast else None)
+                values[node] = result + shift[node] if node in shift else result
+        return values[self.result].reshape(-1), tuple(values[node] for node in self.captured)
+
+    def evaluate(self, leaves: Sequence[Tensor]) -> Tensor:
+        """h of each sample alone: (n, k)."""
+        with torch.no_grad():
+            out: Tensor = torch.vmap(lambda one: self.run(one, ())[0])(tuple(leaves))
+        return out
+
+    def features(self, x: Inputs, cotangents: Tensor, *, chunk: int, together: int) -> Features:
+        """The features of the samples x under the outputs `cotangents` · h.
+
+        `chunk` samples pass at a time, and `together` outputs are pulled back at once.
+        """
+        leaves = flatten(x)[1]
+        n, k = len(leaves[0]), len(cotangents)
+        gradients = {node: cotangents.new_empty(n, k, *value(node).shape) for node in self.outputs}
+        pieces: list[tuple[Tensor, ...]] = []
+        for start in range(0, n, chunk):
+            part = [leaf[start : start + chunk] for leaf in leaves]
+            pieces.append(self._pull_back(part, cotangents, gradients, slice(start, start + chunk), together))
+        joined = pieces[0] if len(pieces) == 1 else [torch.cat(each) for each in zip(*pieces, strict=True)]
+        return Features(dict(zip(self.captured, joined, strict=True)), gradients)
+
+    def _pull_back(
+        self, leaves: Sequence[Tensor], cotangents: Tensor, into: dict[fx.Node, Tensor], rows: slice, together: int
+    ) -> tuple[Tensor, ...]:
+        n, k = len(leaves[0]), len(cotangents)
+        with torch.enable_grad():
+            shifts = tuple(_zeros(node, n).requires_grad_() for node in self.outputs)
+            out, data = torch.vmap(self.run)(tuple(leaves), shifts)
+        for start in range(0, k, together):
+            some = cotangents[start : start + together]
+            batched = len(some) > 1
+            seeds = some[:, None].expand(-1, *out.shape) if batched else some.expand_as(out)
+            grads: tuple[Tensor | None, ...] = torch.autograd.grad(
+                out, shifts, seeds, retain_graph=start + together < k, is_grads_batched=batched, allow_unused=True
+            )
+            for node, grad in zip(self.outputs, grads, strict=True):
+                target = into[node][rows, start : start + together]
+                if grad is None:
+                    target.zero_()
+                else:
+                    target.copy_(grad.movedim(0, 1) if batched else grad[:, None])
+        return tuple(each.detach() for each in data)
+
+
+def call(node: fx.Node, values: dict[fx.Node, Any], instead: Callable[..., Any] | None = None) -> Any:
+    """The operation of `node`, or another `instead` of it, on the values of its arguments."""
+    args, kwargs = map_arg((node.args, node.kwargs), values.__getitem__)
+    known: Any = node.target
+    target = instead or REPLACED.get(known, known)
+    return target(*args, **kwargs)
+
+
+def value(node: fx.Node) -> Any:
+    """The value of `node` when it was traced, on one sample: for its shape and dtype."""
+    return node.meta["val"]
+
+
+def size(node: fx.Node) -> int:
+    """The number of entries of `node` on one sample."""
+    found = value(node)
+    tensors = found if isinstance(found, tuple | list) else (found,)
+    return sum(t.numel() for t in tensors if isinstance(t, Tensor))
+
+
+def is_floating(node: fx.Node) -> bool:
+    """Whether derivatives pass through `node`."""
+    found = value(node)
+    return isinstance(found, Tensor) and found.is_floating_point()
+
+
+def _union(node: fx.Node, sources: dict[fx.Node, frozenset[fx.Node]]) -> frozenset[fx.Node]:
+    return frozenset().union(*(sources.get(a, frozenset()) for a in node.all_input_nodes))
+
+
+def _zeros(node: fx.Node, n: int) -> Tensor:
+    """No shift of n samples; takes no memory."""
+    like = value(node)
+    return torch.zeros((), dtype=like.dtype, device=like.device).expand(n, *like.shape)
+
+
+def _only_output(node: fx.Node) -> fx.Node:
+    result = node.args[0]
+    if not isinstance(result, fx.Node) or not is_floating(result):
+        raise ModelError(
+            "The model must return one floating-point tensor; wrap it in a module that returns that output."
+        )
+    return result
+
+
+def trace(model: Model, x: Inputs) -> fx.GraphModule:
+    """The forward on the first sample of x."""
+    names, fixed = list(model.params), list(model.state)
+    keys, leaves = flatten(x)
+
+    def function(*flat: Tensor) -> Tensor:
+        w, rest = dict(zip(names, flat, strict=False)), flat[len(names) :]
+        s, inputs = dict(zip(fixed, rest, strict=False)), rest[len(fixed) :]
+        out = model._forward(w, s, unflatten(keys, inputs))
+        return out.clone()  # so that the output is always an operation
+
+    flat = [t.detach() for t in (*model.params.values(), *model.state.values(), *(leaf[:1] for leaf in leaves))]
+    return capture(function, flat, len(names), len(names) + len(fixed))
+
+
+def key(model: Model, x: Inputs) -> Any:
+    """What a trace depends on: how inputs are passed, the shape of a sample, dtype and device."""
+    names, leaves = flatten(x)
+    return names, signature(next(iter(model.params.values()))), *(signature(leaf[:1]) for leaf in leaves)

@@ -1,0 +1,169 @@
+"""Kernels from the factors of Jacobians, by the cheapest of three orders of summation.
+
+With factors ∂h_a(x_i) = Σ_p D_{ip}ᵃ ⊗ A_{ip} the kernel of one weight is
+
+    K_{ij}^{ab} = Σ_{pq} (A_{ip}·A_{jq}) (D_{ip}ᵃ·D_{jq}ᵇ) .
+
+`add_slabs` forms the per-sample gradients and multiplies them; `add_pairs` forms both Gram matrices; `add_relay` forms
+that of A, applies it to D_j, and only then meets D_i: it pays for k outputs and all pairs of positions, then for k² and
+single positions, where the pairs pay for both at once. Which is cheapest depends on positions, channels and outputs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from lazyscope.tangent.outer import Dense, Jacobian, OneHot, Outer
+
+BALANCE = 8.0
+"""Floating-point operations in the time of moving one byte: about 10 on an H200 in float32, 5 to 10 on CPUs."""
+
+SPLIT = 16384
+"""Longest inner dimension of one product: float32 products in torch lose digits over longer sums on some CPUs."""
+
+CACHE = 24 << 20
+"""Bytes that a CPU works on without going to memory; also below the 32 MB from which malloc asks for fresh pages."""
+
+ROWS = {"cpu": 96, "cuda": 1024}
+"""Fewest rows of a block at which matrix products still run at full speed."""
+
+
+@dataclass(frozen=True)
+class Pairing:
+    """Two sets of samples; `symmetric` when they are one: then only blocks on and above the diagonal are computed."""
+
+    rows: int
+    columns: int
+    symmetric: bool
+
+    @property
+    def count(self) -> float:
+        """How many pairs are computed, about."""
+        return self.rows * self.columns * (0.55 if self.symmetric else 1.0)
+
+    def blocks(self, size: int) -> Iterator[tuple[slice, slice]]:
+        """Blocks of about `size` pairs that cover them all, or the upper triangle."""
+        side = max(1, int(size**0.5))
+        height = max(1, min(side, -(-self.rows // 8))) if self.symmetric else min(side, self.rows)
+        width = min(max(1, size // height), self.columns)
+        for top in range(0, self.rows, height):
+            for left in range(top if self.symmetric else 0, self.columns, width):
+                yield slice(top, min(top + height, self.rows)), slice(left, min(left + width, self.columns))
+
+
+@dataclass(frozen=True)
+class Form:
+    """One order of summation: its cost, in operations, and how it adds to a kernel (n1, k, n2, k)."""
+
+    cost: float
+    add: Callable[[Tensor, Jacobian, Jacobian, Pairing, int], None]
+
+
+def accumulate(kernel: Tensor, one: Jacobian, two: Jacobian, pairing: Pairing, limit: int) -> None:
+    """kernel += J₁J₂ᵀ, with at most about `limit` bytes at a time beside it."""
+    if isinstance(one, Outer) and isinstance(two, Outer):
+        min(forms(one, two, pairing), key=lambda form: form.cost).add(kernel, one, two, pairing, limit)
+    else:
+        add_slabs(kernel, one, two, pairing, limit)
+
+
+def forms(one: Outer, two: Outer, pairing: Pairing) -> list[Form]:
+    """The three forms with their costs: two operations a product, and `BALANCE` for each byte moved."""
+    n1, k, groups, p1, o = one.right.shape
+    n2, p2, d = len(two.right), two.right.shape[3], one.left.columns
+    meet = d if isinstance(one.left, Dense) else 1
+    item = one.right.element_size() * BALANCE
+    samples = n1 if pairing.symmetric else n1 + n2
+    make = samples * k * groups * (2 * (p1 + p2) / 2 * o * meet + 2 * item * o * d)
+    slabs = make + 2 * pairing.count * groups * k * k * o * d
+    gram = 2 * p1 * p2 * meet + 2 * item * p1 * p2
+    pairs = pairing.count * groups * (gram + 2 * k * k * p1 * p2 * o + 3 * item * k * k * p1 * p2)
+    relay = pairing.count * groups * (gram + 2 * k * p1 * p2 * o + 2 * k * k * p1 * o + 2 * item * k * p1 * o)
+    if p1 == p2 == 1:  # the relay would do what the pairs do, with products of one term
+        return [Form(slabs, add_slabs), Form(pairs, add_pairs)]
+    return [Form(slabs, add_slabs), Form(pairs, add_pairs), Form(relay, add_relay)]
+
+
+def add_slabs(kernel: Tensor, one: Jacobian, two: Jacobian, pairing: Pairing, limit: int) -> None:
+    """Σ over slabs of J₁J₂ᵀ."""
+    n1, k, n2, _ = kernel.shape
+    rows = n1 * k if pairing.symmetric else (n1 + n2) * k
+    width = max(1, limit // (2 * rows * kernel.element_size()))  # a slab and the products it is made from
+    flat = kernel.view(n1 * k, n2 * k)
+    if pairing.symmetric:
+        for slab in one.slabs(width):
+            add_product(flat, slab.flatten(0, 1), slab.flatten(0, 1), symmetric=True)
+    else:
+        for first, second in zip(one.slabs(width), two.slabs(width), strict=True):
+            add_product(flat, first.flatten(0, 1), second.flatten(0, 1), symmetric=False)
+
+
+def add_product(kernel: Tensor, one: Tensor, two: Tensor, *, symmetric: bool) -> None:
+    """kernel += one · twoᵀ; where symmetric, block rows from the diagonal on."""
+    rows = len(one)
+    step = max(ROWS.get(one.device.type, ROWS["cuda"]), -(-rows // 8)) if symmetric else rows
+    for first, second in zip(one.split(SPLIT, 1), two.split(SPLIT, 1), strict=True):
+        for top in range(0, rows, step):
+            left = top if symmetric else 0
+            kernel[top : top + step, left:].addmm_(first[top : top + step], second[left:].T)
+
+
+def add_pairs(kernel: Tensor, one: Jacobian, two: Jacobian, pairing: Pairing, limit: int) -> None:
+    """(A Aᵀ) ∘ (D Dᵀ), summed over pairs of positions."""
+    assert isinstance(one, Outer)
+    assert isinstance(two, Outer)
+    _, k, groups, p1, o = one.right.shape
+    p2 = two.right.shape[3]
+    size = max(1, block(kernel, limit) // (kernel.element_size() * p1 * p2 * (2 * k * k + 1)))
+    for group in range(groups):
+        left1, left2 = one.left.group(group), two.left.group(group)
+        right1, right2 = one.right[:, :, group], two.right[:, :, group]
+        for i, j in pairing.blocks(size):
+            inputs = _gram(left1[i], left2[j], one.bias, kernel.dtype).view(_length(i), 1, p1, _length(j), 1, p2)
+            grads = (right1[i].reshape(-1, o) @ right2[j].reshape(-1, o).T).view(_length(i), k, p1, _length(j), k, p2)
+            into = kernel[i, :, j]
+            if p1 == p2 == 1:
+                into.addcmul_(inputs[:, :, 0, :, :, 0], grads[:, :, 0, :, :, 0])
+            else:
+                into.add_(grads.mul_(inputs).sum((2, 5)))
+
+
+def add_relay(kernel: Tensor, one: Jacobian, two: Jacobian, pairing: Pairing, limit: int) -> None:
+    """Σ_p D_{ip}ᵃ · (Σ_q (A_{ip}·A_{jq}) D_{jq}ᵇ)."""
+    assert isinstance(one, Outer)
+    assert isinstance(two, Outer)
+    _, k, groups, p1, o = one.right.shape
+    p2 = two.right.shape[3]
+    size = max(1, block(kernel, limit) // (kernel.element_size() * p1 * (k * o + 2 * p2)))
+    # Fresh pages for every block would cost more than the products.
+    room = kernel.new_empty(min(size, pairing.rows * pairing.columns) * k * p1 * o)
+    for group in range(groups):
+        left1, left2 = one.left.group(group), two.left.group(group)
+        right1 = one.right[:, :, group].contiguous().flatten(2)  # (n, k, positions · outputs)
+        right2 = right1.view(two.right[:, :, group].shape) if one is two else two.right[:, :, group].contiguous()
+        for i, j in pairing.blocks(size):
+            rows, columns = _length(i), _length(j)
+            inputs = _gram(left1[i], left2[j], one.bias, kernel.dtype).view(rows * p1, columns, p2).transpose(0, 1)
+            met = room[: k * columns * rows * p1 * o].view(k, columns, rows * p1, o)
+            for b in range(k):
+                torch.bmm(inputs, right2[j, b], out=met[b])
+            product = torch.bmm(met.view(k * columns, rows, p1 * o).transpose(0, 1), right1[i].mT)  # (i, b j, a)
+            kernel[i, :, j].add_(product.view(rows, k, columns, k).permute(0, 3, 2, 1))
+
+
+def block(kernel: Tensor, limit: int) -> int:
+    """Bytes of the intermediate results of a block: on a CPU no more than stay in its caches."""
+    return min(limit, CACHE) if kernel.device.type == "cpu" else limit
+
+
+def _gram(one: Dense | OneHot, two: Dense | OneHot, bias: bool, dtype: torch.dtype) -> Tensor:
+    inputs = one.gram(two).to(dtype)  # type: ignore[arg-type]
+    return inputs.add_(1) if bias else inputs
+
+
+def _length(part: slice) -> int:
+    return int(part.stop - part.start)

@@ -1,0 +1,129 @@
+"""Parameters by the form in which their Jacobian can be had: factors, tied factors, or the whole."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+
+from lazyscope.tangent.circuit import Circuit, Features, aten, size, value
+from lazyscope.tangent.outer import Outer, Parts, Tied, Whole
+from lazyscope.tangent.rule import Broadcast, Product, Rule, rule
+
+TRANSPOSED = ((aten.t.default, "()"),)
+
+
+@dataclass(frozen=True)
+class Factored:
+    """Weights that play one role at all their sites, and the bias beside them where `bias`."""
+
+    name: str
+    uses: tuple[Product, ...]
+    bias: bool = False
+    columns = 0
+    """Columns of the Jacobian that exist at once."""
+
+    def jacobian(self, features: Features) -> Parts:
+        """The factors, with the positions of all sites."""
+        return Outer.join([use.split(features) for use in self.uses], self.bias)
+
+
+@dataclass(frozen=True)
+class Shared:
+    """A matrix that plays several roles: an embedding and the output layer, say."""
+
+    name: str
+    uses: tuple[tuple[Product, bool], ...]  # and whether the outputs of the site are the rows of the matrix
+    shape: tuple[int, int]
+    columns = 0
+
+    def jacobian(self, features: Features) -> Parts:
+        """The factors of every role."""
+        return Tied(tuple((use.split(features), first) for use, first in self.uses), self.shape)
+
+
+@dataclass(frozen=True)
+class General:
+    """Any other parameter: gradients of the weights made of it, pulled back to the parameter itself."""
+
+    name: str
+    circuit: Circuit
+    parameter: fx.Node
+    uses: tuple[tuple[fx.Node, Rule], ...]
+
+    @property
+    def columns(self) -> int:
+        """Columns of the Jacobian that exist at once."""
+        return size(self.parameter) + sum(size(weight) for weight, _ in self.uses)
+
+    def jacobian(self, features: Features) -> Parts:
+        """Σ over sites of the gradient, as a whole."""
+        total: Tensor | None = None
+        for weight, found in self.uses:
+            gradient = found.gradient(features)
+            pulled = gradient if weight is self.parameter else self._pull(weight, gradient)
+            total = pulled if total is None else total + pulled
+        assert total is not None
+        return Whole(total.reshape(*total.shape[:2], -1))
+
+    def _pull(self, weight: fx.Node, gradient: Tensor) -> Tensor:
+        start = self.circuit.fixed[self.parameter]
+        pull: Any = torch.func.vjp(lambda w: self.circuit.weigh(weight, {self.parameter: w}), start)[1]
+        result: Tensor = torch.vmap(torch.vmap(lambda g: pull(g)[0]))(gradient)
+        return result
+
+
+Group = Factored | Shared | General
+
+
+def by_parameter(circuit: Circuit) -> list[Group]:
+    """One group for each parameter that the output depends on."""
+    uses: dict[fx.Node, list[tuple[fx.Node, Rule]]] = {node: [] for node in circuit.parameters}
+    for site in circuit.sites:
+        for weight in site.weights:
+            found = rule(circuit, site, weight)
+            for source in circuit.sources[weight]:
+                uses[source].append((weight, found))
+    return [_group(circuit, node, each) for node, each in uses.items() if each]
+
+
+def by_layer(circuit: Circuit) -> list[Group]:
+    """The same, with a bias inside the group of its weights, which costs nothing there: A Aᵀ becomes A Aᵀ + 1."""
+    groups = by_parameter(circuit)
+    biases = {_output_of(group): group for group in groups if isinstance(group, General) and _output_of(group)}
+    inside: set[str] = set()
+    result: list[Group] = []
+    for group in groups:
+        bias = biases.get(tuple(use.node for use in group.uses)) if isinstance(group, Factored) else None
+        if bias is not None and isinstance(group, Factored) and (group.uses[0].outputs,) == value(bias.parameter).shape:
+            inside.add(bias.name)
+            group = replace(group, bias=True)
+        result.append(group)
+    return [group for group in result if group.name not in inside]
+
+
+def _group(circuit: Circuit, parameter: fx.Node, uses: Sequence[tuple[fx.Node, Rule]]) -> Group:
+    name = circuit.parameters[parameter]
+    moves = [circuit.movement(weight) for weight, _ in uses]
+    products = [found for _, found in uses if isinstance(found, Product)]
+    if len(products) < len(uses) or any(move is None for move in moves):
+        return General(name, circuit, parameter, tuple(uses))
+    steps = [move[1] for move in moves if move is not None]
+    if len({(found.kind, step) for found, step in zip(products, steps, strict=True)}) == 1:
+        return Factored(name, tuple(products))
+    if all(step in ((), TRANSPOSED) for step in steps) and all(found.groups == 1 for found in products):
+        roles = tuple((found, found.rows_first ^ bool(step)) for found, step in zip(products, steps, strict=True))
+        rows = len(value(parameter))
+        return Shared(name, roles, (rows, value(parameter).numel() // rows))
+    return General(name, circuit, parameter, tuple(uses))
+
+
+def _output_of(group: General) -> tuple[fx.Node, ...]:
+    """The sites at which a parameter is added as it is, and nothing else; () for any other parameter."""
+    shifts = [found for weight, found in group.uses if weight is group.parameter and isinstance(found, Broadcast)]
+    if len(shifts) < len(group.uses) or any(found.factor is not None for found in shifts):
+        return ()
+    return tuple(found.output for found in shifts)

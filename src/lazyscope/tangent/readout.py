@@ -1,0 +1,69 @@
+"""Which kernel of a model with k outputs: all of K^{ab}, its mean trace, or that of the sum of outputs."""
+
+from __future__ import annotations
+
+import abc
+
+import torch
+from torch import Tensor
+
+from lazyscope.tangent.outer import Jacobian, Parts
+
+
+class Readout(abc.ABC):
+    """The outputs whose gradients are taken, and what their kernel (n1, k, n2, k) becomes in the end."""
+
+    @abc.abstractmethod
+    def cotangents(self, output: Tensor) -> Tensor:
+        """The outputs to pull back, as rows of combinations of those of one sample."""
+
+    def width(self, k: int) -> int:
+        """The outputs that the kernel tells apart."""
+        return 1
+
+    def jacobian(self, jacobian: Parts) -> Jacobian:
+        """The Jacobian whose kernel is wanted."""
+        return jacobian
+
+    @abc.abstractmethod
+    def finish(self, kernel: Tensor, k: int) -> Tensor:
+        """The kernel as users see it."""
+
+
+class Full(Readout):
+    """K_{ij}^{ab}: (n1, n2, k, k), a view of the matrix over (i, a) and (j, b)."""
+
+    def cotangents(self, output: Tensor) -> Tensor:
+        return torch.eye(output.numel(), dtype=output.dtype, device=output.device)
+
+    def width(self, k: int) -> int:
+        return k
+
+    def finish(self, kernel: Tensor, k: int) -> Tensor:
+        return kernel.transpose(1, 2)
+
+
+class Trace(Readout):
+    """(1/k) Σ_a K_{ij}^{aa}: (n1, n2)."""
+
+    def cotangents(self, output: Tensor) -> Tensor:
+        return torch.eye(output.numel(), dtype=output.dtype, device=output.device)
+
+    def jacobian(self, jacobian: Parts) -> Jacobian:
+        return jacobian.merged()
+
+    def finish(self, kernel: Tensor, k: int) -> Tensor:
+        return kernel[:, 0, :, 0] / k
+
+
+class Sum(Readout):
+    """Σ_{ab} K_{ij}^{ab}: (n1, n2)."""
+
+    def cotangents(self, output: Tensor) -> Tensor:
+        return torch.ones(1, output.numel(), dtype=output.dtype, device=output.device)
+
+    def finish(self, kernel: Tensor, k: int) -> Tensor:
+        return kernel[:, 0, :, 0]
+
+
+READOUTS: dict[str, Readout] = {"full": Full(), "trace": Trace(), "sum": Sum()}

@@ -1,0 +1,154 @@
+"""The spectrum of a tangent kernel: how ill-conditioned training along the tangent is, and for which targets."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from lazyscope._typing import Inputs
+from lazyscope.errors import InputError
+from lazyscope.linalg.eigen import Eigenpairs, eigenpairs, top_eigenpairs
+from lazyscope.linalg.operator import Symmetric
+from lazyscope.linalg.trace import Estimate, trace
+from lazyscope.model.base import Model
+from lazyscope.tangent.kernel import tangent_kernel
+from lazyscope.tangent.operator import TangentOperator, as_matrix
+
+TOP = 0.002
+"""The share of eigenvalues that Figure 7(b) sets apart: 0.2 %, one for each of ten outputs at n = 500."""
+
+
+@dataclass(frozen=True)
+class Decay:
+    """λᵢ ≈ exp(level) · i^exponent for first ≤ i ≤ last, and the R² of that line in the log-log plane."""
+
+    exponent: float
+    level: float
+    r_squared: float
+    first: int
+    last: int
+
+
+@dataclass(frozen=True)
+class Alignment:
+    """(vᵢᵀy)²/‖y‖², the share of the targets along each eigenvector, and its running sum."""
+
+    shares: Float[Tensor, " count"]
+    cumulative: Float[Tensor, " count"]
+
+
+@dataclass(frozen=True)
+class Spectrum:
+    """λ₁ ≥ λ₂ ≥ … of K = Dh(w₀)Dh(w₀)ᵀ on n points (Euclidean, no 1/n): all `size` = nk of them, or the top ones.
+
+    `vectors` are the eigenvectors as columns, `residuals` are ‖Kvᵢ - λᵢvᵢ‖, `trace` is tr K with its standard error
+    (0 when K was dense) and `epsilon` the rounding unit of the kernel's own dtype.
+    """
+
+    eigenvalues: Float[Tensor, " count"]
+    vectors: Float[Tensor, "N count"]
+    residuals: Float[Tensor, " count"]
+    trace: Estimate
+    size: int
+    epsilon: float
+
+    @staticmethod
+    def of(matrix: Float[Tensor, "N N"]) -> Spectrum:
+        """All eigenvalues of a kernel laid out as a matrix."""
+        epsilon = torch.finfo(matrix.dtype).eps
+        return Spectrum._from(eigenpairs(matrix), Estimate(float(matrix.double().trace()), 0.0), epsilon)
+
+    @staticmethod
+    def top(
+        operator: Symmetric, count: int, *, tolerance: float | None = None, probes: int = 32, seed: int = 0
+    ) -> Spectrum:
+        """The `count` largest, from products alone; the trace by Hutchinson's estimate with `probes` more products."""
+        pairs = top_eigenpairs(operator, count, tolerance=tolerance, seed=seed)
+        epsilon = torch.finfo(operator.dtype).eps
+        return Spectrum._from(pairs, trace(operator, probes=probes, seed=seed), epsilon)
+
+    @staticmethod
+    def _from(pairs: Eigenpairs, total: Estimate, epsilon: float) -> Spectrum:
+        return Spectrum(pairs.values, pairs.vectors, pairs.residuals, total, len(pairs.vectors), epsilon)
+
+    @property
+    def condition(self) -> float:
+        """λ₁/λ_nk, infinite where that is zero to rounding. Of the top ones alone: λ₁ over the last, a lower bound."""
+        largest, smallest = float(self.eigenvalues[0]), float(self.eigenvalues[-1])
+        return largest / smallest if smallest > self.epsilon * largest else math.inf
+
+    @property
+    def effective_rank(self) -> float:
+        """tr K/λ₁, the intrinsic dimension: between 1 and nk, and nk only when all eigenvalues agree."""
+        return self.trace.value / float(self.eigenvalues[0])
+
+    def decay(self, first: int | None = None, last: int | None = None) -> Decay:
+        """The power law λᵢ ∝ i^exponent between two ranks (counted from 1), by least squares of log λ on log i.
+
+        Unless told otherwise it starts after the top 0.2 % and ends in the middle of the spectrum, i = nk/2:
+        beyond it every kernel falls off towards its smallest eigenvalue. The ranks are spaced evenly in log i, so that
+        each decade weighs the same.
+        """
+        positive = int((self.eigenvalues > self.epsilon * self.eigenvalues[0]).sum())
+        first = 1 + max(1, round(TOP * self.size)) if first is None else first
+        last = min(max(self.size // 2, 1), positive) if last is None else last
+        if not 0 < first < last <= positive:
+            raise InputError(
+                f"A decay from rank {first} to {last} needs positive eigenvalues up to there, and {positive} are known;"
+                " choose 1 ≤ first < last among them."
+            )
+        ranks = np.unique(np.geomspace(first, last, 200).round().astype(int))
+        x, y = np.log(ranks), np.log(self.eigenvalues.cpu().numpy()[ranks - 1])
+        exponent, level = np.polyfit(x, y, 1)
+        spread = float(((y - y.mean()) ** 2).sum())
+        missed = float(((y - level - exponent * x) ** 2).sum())
+        return Decay(float(exponent), float(level), 1 - missed / spread if spread > 0 else 1.0, first, last)
+
+    def alignment(self, y: Tensor) -> Alignment:
+        """How the targets spread over the eigenvectors; the tangent flow learns the part along vᵢ at rate λᵢ."""
+        target = y.detach().flatten().to(self.vectors)
+        if target.numel() != self.size:
+            raise InputError(
+                f"The kernel acts on {self.size} outputs and the targets hold {target.numel()} numbers; pass one"
+                " number for each output of each point (one-hot targets for classes)."
+            )
+        total = target.square().sum()
+        if not bool(total > 0):
+            raise InputError("The targets are zero or NaN, so no share of them is defined; pass targets with a norm.")
+        shares = (self.vectors.T @ target).square() / total
+        return Alignment(shares, shares.cumsum(0))
+
+
+def spectrum(
+    model: Model | nn.Module,
+    x: Inputs,
+    top: int | None = None,
+    *,
+    batch: int = 128,
+    memory: int | None = None,
+    tolerance: float | None = None,
+    seed: int = 0,
+) -> Spectrum:
+    """The eigenvalues of the tangent kernel on the points x: all from the dense kernel, or the `top` ones matrix-free.
+
+    `memory` bounds the dense computation, `batch` the points in one pass of the matrix-free one. For the shape of
+    the whole spectrum of many points, see `lazyscope.linalg.spectral_density(TangentOperator(model, x))`.
+
+    >>> s = spectrum(Model(torch.nn.Linear(3, 2)), torch.eye(3))
+    >>> [round(value, 4) for value in s.eigenvalues.tolist()], round(s.condition, 4), round(s.effective_rank, 4)
+    ([4.0, 4.0, 1.0, 1.0, 1.0, 1.0], 4.0, 3.0)
+    """
+    if top is None:
+        return Spectrum.of(as_matrix(tangent_kernel(model, x, memory=memory)))
+    return Spectrum.top(TangentOperator(model, x, batch=batch), top, tolerance=tolerance, seed=seed)
+
+
+def layer_spectra(model: Model | nn.Module, x: Inputs, *, memory: int | None = None) -> dict[str, Spectrum]:
+    """The spectrum of each layer's own kernel; the kernels add up, their spectra do not."""
+    kernels = tangent_kernel(model, x, by_layer=True, memory=memory)
+    return {name: Spectrum.of(as_matrix(kernel)) for name, kernel in kernels.items()}

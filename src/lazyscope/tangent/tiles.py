@@ -1,0 +1,294 @@
+"""Tangent kernels larger than memory: tiles of a Zarr array, written once each, read as operator or Dask array.
+
+The array has the kernel's own layout (n, n, k, k) in chunks (tile, tile, k, k), so that whatever reads Zarr reads it.
+Tiles of the upper triangle are computed, and stored again mirrored. A chunk appears under its name only when it is
+whole (Zarr writes beside it and renames): a tile that is there is complete, and a killed run goes on where it was.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from lazyscope._typing import Inputs
+from lazyscope.errors import InputError, LazyscopeError, ModelError, StoreError
+from lazyscope.linalg.eigen import Eigenpairs, top_eigenpairs
+from lazyscope.linalg.operator import Symmetric
+from lazyscope.linalg.solve import Solution, conjugate_gradients
+from lazyscope.model.base import Model
+from lazyscope.tangent.kernel import tangent_kernel
+from lazyscope.tangent.operator import Batches, as_matrix
+
+if TYPE_CHECKING:  # they take seconds to import, and few kernels are larger than memory
+    import dask.array
+    import distributed
+
+ONE_AT_A_TIME = threading.Lock()
+"""A Dask worker may have several threads; torch uses all cores for one tile, and tracing a model is not thread-safe."""
+
+
+def tangent_kernel_to_zarr(
+    model: Model | nn.Module,
+    x: Inputs,
+    path: str | Path,
+    *,
+    tile: int = 256,
+    client: distributed.Client | None = None,
+    memory: int | None = None,
+    progress: Callable[[int, int], None] = lambda done, total: None,
+) -> KernelTiles:
+    """K = Dh(w₀)Dh(w₀)ᵀ on the points x, written to `path` in even tiles of at most `tile` × `tile` points.
+
+    Tiles that are there are kept: run the same call again after a kill. `memory` bounds the bytes that one tile may
+    use, its copies and the features it is made from included. With a Dask client the tiles are computed and written by
+    its workers, which must see the same path. `progress` hears how many tiles of how many are stored.
+    """
+    model = model if isinstance(model, Model) else Model(model)
+    job = Job(model, Batches(x, tile).even(), Path(path).resolve(), memory)
+    tiles = job.prepare()
+    missing = list(tiles.missing())
+    total = tiles.count * (tiles.count + 1) // 2
+    progress(total - len(missing), total)
+    for done, _ in enumerate(_here(job, missing) if client is None else _on(client, job, missing), 1):
+        progress(total - len(missing) + done, total)
+    for leftover in job.path.rglob("*.partial"):  # what kills left behind
+        leftover.unlink(missing_ok=True)
+    return open_tangent_kernel(path)
+
+
+def open_tangent_kernel(path: str | Path) -> KernelTiles:
+    """A kernel written by `tangent_kernel_to_zarr`; refuses one that is not complete."""
+    tiles = KernelTiles(Path(path).resolve())
+    if missing := sum(1 for _ in tiles.missing()):
+        raise StoreError(
+            f"{missing} tiles of {path} are not written yet; run tangent_kernel_to_zarr with the same model and data"
+            " again."
+        )
+    return tiles
+
+
+class KernelTiles:
+    """The kernel (n, n, k, k) on disk: `tiles[i, j]` reads a part of it, `to_dask()` gives all of it as a lazy array.
+
+    `matrix` is its (nk × nk) view for linear algebra, an operator that reads tile by tile.
+    """
+
+    def __init__(self, path: Path) -> None:
+        import zarr
+
+        try:
+            array = zarr.open_array(path, mode="r")
+            self.recipe: dict[str, Any] = dict(array.attrs["lazyscope"])  # type: ignore[arg-type]
+        except (OSError, KeyError, ValueError) as error:
+            raise StoreError(
+                f"{path} holds no tangent kernel ({error}); write one with tangent_kernel_to_zarr."
+            ) from error
+        self.path, self.array = path, array
+        self.shape = tuple(array.shape)
+        self.dtype = array.dtype
+        self.tile = array.chunks[0]
+        self.count = -(-self.shape[0] // self.tile)
+
+    def __getitem__(self, selection: Any) -> np.ndarray:
+        return np.asarray(self.array[selection])
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
+        return np.asarray(self[...], dtype=dtype)
+
+    def __repr__(self) -> str:
+        return f"KernelTiles({str(self.path)!r}, shape={self.shape}, dtype={self.dtype}, tile={self.tile})"
+
+    def rows(self, index: int) -> slice:
+        """The points of one row of tiles."""
+        return slice(index * self.tile, min((index + 1) * self.tile, self.shape[0]))
+
+    def upper(self) -> Iterator[tuple[int, int]]:
+        """The tiles of the upper triangle, the diagonal included."""
+        return ((i, j) for i in range(self.count) for j in range(i, self.count))
+
+    def missing(self) -> Iterator[tuple[int, int]]:
+        """The tiles of the upper triangle that are not on disk; each is written after its mirror image."""
+        key = self.array.metadata.encode_chunk_key
+        return ((i, j) for i, j in self.upper() if not (self.path / key((i, j, 0, 0))).is_file())
+
+    def write(self, i: int, j: int, tile: Float[np.ndarray, "ni nj k k"]) -> None:
+        """One tile of the upper triangle, after its mirror image: where the tile is, both are."""
+        import zarr
+
+        array = zarr.open_array(self.path, mode="r+")
+        if i != j:
+            array[self.rows(j), self.rows(i)] = tile.transpose(1, 0, 3, 2)
+        array[self.rows(i), self.rows(j)] = tile
+
+    def to_dask(self) -> dask.array.Array:
+        """The kernel (n, n, k, k) as a Dask array; `.transpose(0, 2, 1, 3).reshape(n*k, n*k)` is its matrix."""
+        import dask.array
+
+        array: dask.array.Array = dask.array.from_zarr(self.array)
+        return array
+
+    @property
+    def matrix(self) -> TiledMatrix:
+        """The (nk × nk) view."""
+        return TiledMatrix(self)
+
+    def solve(self, y: Tensor, *, shift: float = 0.0, tolerance: float | None = None) -> Solution:
+        """c with (K + shift·I)c = y, by conjugate gradients from the tiles; y is a vector of nk numbers, or columns."""
+        return conjugate_gradients(self.matrix, y, shift=shift, tolerance=tolerance)
+
+    def top(self, count: int, *, tolerance: float | None = None, seed: int = 0) -> Eigenpairs:
+        """The `count` largest eigenpairs, by Lanczos from the tiles."""
+        return top_eigenpairs(self.matrix, count, tolerance=tolerance, seed=seed)
+
+
+class TiledMatrix(Symmetric):
+    """A kernel on disk as an (nk × nk) operator on the CPU: a product reads each tile of the upper triangle once."""
+
+    def __init__(self, tiles: KernelTiles) -> None:
+        self._tiles = tiles
+        n, _, k, _ = tiles.shape
+        self.shape = (n * k, n * k)
+        self.dtype = torch.from_numpy(np.empty(0, tiles.dtype)).dtype
+        self.device = torch.device("cpu")
+
+    def matmat(self, u: Float[Tensor, "columns m"]) -> Float[Tensor, "rows m"]:
+        k = self._tiles.shape[2]
+        out = torch.zeros(u.shape, dtype=torch.float64)
+        for i, j in self._tiles.upper():
+            rows, columns = self._tiles.rows(i), self._tiles.rows(j)
+            block = as_matrix(torch.from_numpy(self._tiles[rows, columns]))
+            at, to = (slice(k * part.start, k * part.stop) for part in (columns, rows))
+            out[to] += block @ u[at]
+            if i != j:
+                out[at] += block.T @ u[to]
+        return out.to(u.dtype)
+
+
+@dataclass(frozen=True)
+class Job:
+    """What is computed and where it goes: all that a worker needs to know."""
+
+    model: Model
+    batches: Batches
+    path: Path
+    memory: int | None
+
+    def prepare(self) -> KernelTiles:
+        """Create the array, or find the one that this very job began."""
+        import zarr
+
+        recipe, (n, k), tile = self._recipe(), self._shape(), self.batches.size
+        if not (self.path / "zarr.json").exists():
+            self._check_empty()
+            zarr.create_array(
+                self.path,
+                shape=(n, n, k, k),
+                chunks=(tile, tile, k, k),
+                dtype=str(recipe["dtype"]),
+                fill_value=float("nan"),  # a tile that is not there must not look like one
+                compressors=None,  # mantissas are noise: packing takes time and saves a tenth
+                dimension_names=("point", "other point", "output", "other output"),
+                attributes={"lazyscope": recipe},
+            )
+        tiles = KernelTiles(self.path)
+        differing = [name for name, value in recipe.items() if not _agree(tiles.recipe.get(name), value)]
+        if differing:
+            raise StoreError(
+                f"{self.path} holds a kernel of other {' and '.join(differing)}; choose another path, or remove"
+                " that folder first."
+            )
+        return tiles
+
+    def compute(self, i: int, j: int) -> None:
+        """One tile, from the model to the disk."""
+        tiles = KernelTiles(self.path)
+        one, two = self.batches[tiles.rows(i)], None if i == j else self.batches[tiles.rows(j)]
+        with ONE_AT_A_TIME:
+            kernel = tangent_kernel(self.model, one, two, memory=self._beside(tiles)).cpu().numpy()
+        if not np.isfinite(kernel).all():
+            raise ModelError("The tangent kernel holds NaN or infinite values; check the model's initialisation.")
+        tiles.write(i, j, kernel)
+
+    def _beside(self, tiles: KernelTiles) -> int | None:
+        """The bytes left beside a tile, its mirror image and the buffer that is written."""
+        if self.memory is None:
+            return None
+        copies = 3 * tiles.tile**2 * tiles.shape[2] ** 2 * tiles.dtype.itemsize
+        if copies >= self.memory:
+            raise InputError(
+                f"Three copies of a tile take {copies} bytes, more than the memory budget of {self.memory}; pass a"
+                " smaller tile."
+            )
+        return self.memory - copies
+
+    def _shape(self) -> tuple[int, int]:
+        with torch.no_grad():
+            return self.batches.n, self.model(self.batches[slice(1)]).numel()
+
+    def _recipe(self) -> dict[str, str | int | list[float]]:
+        """What makes a kernel this one. Code cannot be hashed: outputs at three points stand for it, to rounding."""
+        with torch.no_grad():
+            outputs = self.model(self.batches[slice(3)])
+        if not bool(outputs.isfinite().all()):
+            raise ModelError("The model's outputs hold NaN or infinite values; check its initialisation.")
+        return {
+            "weights": _digest({**self.model.params, **self.model.state}.items()),
+            "data": _digest(enumerate(self.batches.leaves)),
+            "outputs": outputs.flatten().double().tolist(),
+            "dtype": str(outputs.dtype).removeprefix("torch."),
+            "tile": self.batches.size,
+        }
+
+    def _check_empty(self) -> None:
+        if self.path.exists() and (not self.path.is_dir() or any(self.path.iterdir())):
+            raise StoreError(f"{self.path} exists and is no kernel; choose another path, or remove it first.")
+
+
+def _digest(tensors: Any) -> str:
+    digest = hashlib.sha256()
+    for name, t in tensors:
+        digest.update(json.dumps([str(name), list(t.shape), str(t.dtype)]).encode())
+        digest.update(t.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().data)
+    return digest.hexdigest()
+
+
+def _agree(stored: Any, value: Any) -> bool:
+    """Equal; outputs within what another device or thread count may change."""
+    if isinstance(stored, list) and isinstance(value, list):
+        return len(stored) == len(value) and np.allclose(stored, value, rtol=1e-3, atol=1e-3 * np.abs(value).max())
+    return bool(stored == value)
+
+
+def _here(job: Job, missing: list[tuple[int, int]]) -> Iterator[None]:
+    for i, j in missing:
+        job.compute(i, j)
+        yield
+
+
+def _on(client: distributed.Client, job: Job, missing: list[tuple[int, int]]) -> Iterator[None]:
+    """Compute on a cluster. The results are on disk; what comes back is that they are."""
+    from distributed import KilledWorker, as_completed
+
+    (there,) = client.scatter([job], broadcast=True)
+    futures = [client.submit(Job.compute, there, i, j, pure=False) for i, j in missing]
+    try:
+        for future in as_completed(futures):
+            future.result()
+            yield
+    except KilledWorker as error:
+        raise LazyscopeError(
+            "Dask workers died over one tile, perhaps for want of memory; pass a smaller tile or memory, and run the"
+            " same call again: finished tiles are kept."
+        ) from error
+    finally:
+        client.cancel(futures)

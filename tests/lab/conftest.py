@@ -1,0 +1,44 @@
+"""The toy experiment, importable by its name, and a `lazyscope` command in a process of its own."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from lazyscope.lab import Experiment
+
+HERE = Path(__file__).parent
+sys.path.insert(0, str(HERE))
+
+Command = Callable[..., "subprocess.Popen[str]"]
+
+
+@pytest.fixture
+def toy() -> Experiment:
+    experiment = importlib.import_module("toy").EXPERIMENT
+    assert isinstance(experiment, Experiment)
+    return experiment
+
+
+@pytest.fixture
+def command(tmp_path: Path) -> Command:
+    """Start `lazyscope …` beside toy.py, with `TOY_…` settings; computed points are appended to log.txt."""
+
+    def start(*arguments: str, prefix: tuple[str, ...] = (), **settings: str) -> subprocess.Popen[str]:
+        environment = {**os.environ, "TOY_LOG": str(tmp_path / "log.txt"), "COLUMNS": "200", **settings}
+        return subprocess.Popen(
+            [*prefix, sys.executable, "-m", "lazyscope.cli", *arguments],
+            cwd=HERE,
+            env=environment,
+            text=True,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+        )
+
+    return start

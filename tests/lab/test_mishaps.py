@@ -1,0 +1,129 @@
+"""Real mishaps to a real `lazyscope reproduce`: kill -9, Ctrl-C, a full disk, a read-only folder."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import time
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from lazyscope.lab import Experiment
+from lazyscope.lab.code import fingerprint
+from lazyscope.lab.store import Key, Store
+
+Command = Callable[..., "subprocess.Popen[str]"]
+TOY = "toy:EXPERIMENT"
+POINTS = 12
+
+
+def wait_for(condition: Callable[[], bool], seconds: float = 180.0) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, "waited in vain"
+        time.sleep(0.02)
+
+
+def alive(pid: int) -> bool:
+    """Whether the process still runs; one that has ended and waits for its parent does not."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+def logged(tmp_path: Path) -> list[tuple[int, int]]:
+    """(point, process) of every computed trial, in order."""
+    log = tmp_path / "log.txt"
+    lines = log.read_text().splitlines() if log.exists() else []
+    return [(int(x), int(pid)) for x, pid in (line.split() for line in lines)]
+
+
+def stored(out: Path, toy: Experiment) -> list[int]:
+    """The points whose files are there; every one of them must be whole."""
+    store, code = Store(out), fingerprint(toy)
+    with warnings.catch_warnings(action="error"):
+        points = [int(p["x"]) for p in toy.grid("quick") if store.read(Key("toy", p, code)) is not None]
+    assert len(points) == len(list(out.rglob("*.npz")))
+    return points
+
+
+@pytest.mark.skipif(not Path("/proc").is_dir(), reason="looks for left-over processes in /proc")
+@pytest.mark.parametrize("workers", [1, 2])
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGINT], ids=["kill -9", "Ctrl-C"])
+def test_kill_in_the_middle(
+    tmp_path: Path, toy: Experiment, command: Command, workers: int, how: signal.Signals
+) -> None:
+    out = tmp_path / "results"
+    arguments = ("reproduce", TOY, "--out", str(out), "--workers", str(workers), "--device", "cpu")
+    first = command(*arguments, TOY_SECONDS="0.25")
+    wait_for(lambda: len(list(out.rglob("*.npz"))) >= 4)
+    first.send_signal(how)
+    _, complaints = first.communicate(timeout=240)
+    assert first.returncode == (130 if how == signal.SIGINT else -how)
+    assert "Traceback" not in complaints
+    wait_for(lambda: not any(alive(pid) for _, pid in logged(tmp_path)), 30)
+
+    before = stored(out, toy)
+    assert 4 <= len(before) < POINTS, "the run was not in the middle"
+    (tmp_path / "log.txt").unlink()
+    second = command(*arguments)
+    text, complaints = second.communicate(timeout=240)
+    assert second.returncode == 0, complaints
+    assert sorted(x for x, _ in logged(tmp_path)) == sorted(set(range(POINTS)) - set(before))
+    assert stored(out, toy) == list(range(POINTS))
+    assert "damaged" not in text + complaints
+    assert "holds" in text
+
+
+def namespace(mount: str) -> tuple[str, ...]:
+    """A prefix that runs a command with one mount of its own, or a skip where that is not allowed."""
+    if shutil.which("unshare") is None:
+        pytest.skip("no `unshare` here, so no file system of the test's own")
+    prefix = ("unshare", "--user", "--map-root-user", "--mount", "sh", "-c", f'{mount} && exec "$@"', "sh")
+    probe = subprocess.run([*prefix, "true"], capture_output=True, text=True)
+    if probe.returncode != 0:
+        pytest.skip(f"mounts in a namespace are not allowed here: {probe.stderr.strip()}")
+    return prefix
+
+
+def assert_one_sentence(process: subprocess.Popen[str], *words: str) -> None:
+    text, complaints = process.communicate(timeout=240)
+    assert process.returncode == 2, text + complaints
+    assert "Traceback" not in text + complaints
+    (line,) = complaints.strip().splitlines()
+    for word in words:
+        assert word in line
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_full_disk(tmp_path: Path, command: Command, workers: int) -> None:
+    out = tmp_path / "results"
+    out.mkdir()
+    # 48 kB: room for some trials, of a page or two each, but not for all, nor for the figure.
+    prefix = namespace(f"mount -t tmpfs -o size=48k none {out}")
+    process = command("reproduce", TOY, "--out", str(out), "--workers", str(workers), prefix=prefix)
+    assert_one_sentence(process, str(out), "disk is full", "--out")
+    assert len(logged(tmp_path)) >= 2, "it failed before it had begun"
+
+
+def test_read_only_folder(tmp_path: Path, command: Command) -> None:
+    out = tmp_path / "results"
+    out.mkdir()
+    prefix = namespace(f"mount -t tmpfs -o ro none {out}")
+    process = command("reproduce", TOY, "--out", str(out), prefix=prefix)
+    assert_one_sentence(process, str(out), "read-only", "--out")
+    assert logged(tmp_path) == []
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="the superuser may write anywhere")
+def test_folder_without_permission(tmp_path: Path, command: Command) -> None:
+    out = tmp_path / "results"
+    out.mkdir(mode=0o500)
+    assert_one_sentence(command("reproduce", TOY, "--out", str(out)), str(out), "permission", "--out")
+    assert logged(tmp_path) == []

@@ -1,0 +1,167 @@
+"""Runs store as they go, reuse what is stored, survive failing trials, and report."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from lazyscope.errors import ExperimentError, LazyscopeError, StoreError
+from lazyscope.lab import Experiment, Params, Result
+from lazyscope.lab.executor import Executor, Processes, here
+from lazyscope.lab.outcome import Outcome
+from lazyscope.lab.report import refresh, write_report
+from lazyscope.lab.run import evaluate, run
+from lazyscope.lab.store import DamagedFile, Store
+
+CPU = torch.device("cpu")
+POINTS = 12
+
+
+@pytest.fixture
+def log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Where the toy notes each point that it computes."""
+    path = tmp_path / "log.txt"
+    path.touch()
+    monkeypatch.setenv("TOY_LOG", str(path))
+    return path
+
+
+def computed(log: Path) -> list[int]:
+    return sorted(int(line.split()[0]) for line in log.read_text().splitlines())
+
+
+@pytest.mark.parametrize("executor", [here, Processes(2)], ids=["here", "processes"])
+def test_run_stores_draws_and_judges(tmp_path: Path, toy: Experiment, log: Path, executor: Executor) -> None:
+    heard: list[tuple[int, int]] = []
+    store = Store(tmp_path / "results")
+    outcome = run(toy, "quick", store, device=CPU, executor=executor, progress=lambda *now: heard.append(now))
+    assert outcome.holds
+    assert computed(log) == list(range(POINTS))
+    assert heard == [(done, POINTS) for done in range(0, POINTS + 1, toy.chunk)]
+    assert outcome.png.startswith(b"\x89PNG")
+    assert b"<svg" in outcome.svg
+    assert outcome.provenance.keys() >= {"command", "commit", "lazyscope", "torch", "device", "date"}
+    assert Outcome.load(store.root / "toy" / "quick.json") == outcome
+
+
+def test_stored_trials_are_not_computed_again(tmp_path: Path, toy: Experiment, log: Path) -> None:
+    store = Store(tmp_path / "results")
+    first = run(toy, "quick", store, device=CPU)
+    assert run(toy, "quick", store, device=CPU) == first
+    assert computed(log) == list(range(POINTS))
+    run(toy, "paper", store, device=CPU)  # whose grid contains the quick one
+    assert computed(log) == list(range(2 * POINTS))
+
+
+def test_only_a_damaged_trial_is_computed_again(tmp_path: Path, toy: Experiment, log: Path) -> None:
+    store = Store(tmp_path / "results")
+    run(toy, "quick", store, device=CPU)
+    log.write_text("")
+    victim = sorted(store.root.rglob("*.npz"))[5]
+    victim.write_bytes(victim.read_bytes()[:100])
+    with pytest.warns(DamagedFile, match=victim.name):
+        outcome = run(toy, "quick", store, device=CPU)
+    assert outcome.holds
+    assert len(computed(log)) == 1
+
+
+@pytest.mark.parametrize("executor", [here, Processes(2)], ids=["here", "processes"])
+def test_a_failing_trial_stops_no_other(
+    tmp_path: Path, toy: Experiment, log: Path, executor: Executor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TOY_FAIL", "3")
+    store = Store(tmp_path / "results")
+    with pytest.raises(ExperimentError, match=r"'toy' at x=2; x=3 raised ZeroDivisionError: as asked"):
+        run(toy, "quick", store, device=CPU, executor=executor)
+    assert "in _square" in (store.root / "toy" / "failure.txt").read_text()
+    assert len(list(store.root.rglob("*.npz"))) == POINTS - toy.chunk
+    monkeypatch.delenv("TOY_FAIL")
+    log.write_text("")
+    assert run(toy, "quick", store, device=CPU).holds
+    assert computed(log) == [2, 3]
+
+
+def test_a_killed_worker_costs_only_its_trial(tmp_path: Path, toy: Experiment, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TOY_DIE", str(POINTS - 1))
+    store = Store(tmp_path / "results")
+    with pytest.raises(LazyscopeError, match="worker process was killed"):
+        run(toy, "quick", store, device=CPU, executor=Processes(2))
+    assert len(list(store.root.rglob("*.npz"))) >= POINTS - 2 * toy.chunk
+    monkeypatch.delenv("TOY_DIE")
+    assert run(toy, "quick", store, device=CPU).holds
+
+
+def bad_count(points: list[Params], device: torch.device) -> list[Result]:
+    return [{}]
+
+
+def test_wrong_declarations_are_told(tmp_path: Path, toy: Experiment) -> None:
+    def attempt(scale: str = "quick", **changes: object) -> None:
+        run(dataclasses.replace(toy, **changes), scale, Store(tmp_path), device=CPU)  # type: ignore[arg-type]
+
+    with pytest.raises(ExperimentError, match="no scale 'huge'"):
+        attempt("huge")
+    with pytest.raises(ExperimentError, match="empty"):
+        attempt(grid=lambda scale: [])
+    with pytest.raises(ExperimentError, match="twice"):
+        attempt(grid=lambda scale: [{"x": 1}, {"x": 1}])
+    with pytest.raises(ExperimentError, match="1 results for 2 points"):
+        attempt(trial=bad_count)
+
+
+def test_a_file_edited_during_the_run_does_not_lose_it(
+    tmp_path: Path, toy: Experiment, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    codes = iter(["before", "after"])
+    monkeypatch.setattr("lazyscope.lab.run.fingerprint", lambda experiment: next(codes))
+    assert run(toy, "quick", Store(tmp_path), device=CPU).holds
+
+
+def test_evaluate_needs_all_trials(tmp_path: Path, toy: Experiment) -> None:
+    store = Store(tmp_path)
+    with pytest.raises(ExperimentError, match="12 of 12 trials"):
+        evaluate(toy, "quick", store)
+
+
+def test_report_is_one_file_with_everything(tmp_path: Path, toy: Experiment) -> None:
+    store = Store(tmp_path)
+    assert "Nothing is stored" in write_report(store.root).read_text()
+    for scale in ("quick", "paper"):
+        run(toy, scale, store, device=CPU)
+    page = write_report(store.root).read_text()
+    assert "2 of 2 claims hold" in page
+    assert page.count("data:image/svg+xml;base64,") == 2
+    for expected in ("Euclid", "squares grow with exponent 2", torch.__version__, "24 trials"):
+        assert expected in page
+    for outside in ("<script", 'src="http', 'href="http', "url("):
+        assert outside not in page
+
+
+def test_refresh_redraws_from_stored_trials(tmp_path: Path, toy: Experiment, log: Path) -> None:
+    store = Store(tmp_path / "results")
+    run(toy, "quick", store, device=CPU)
+    log.write_text("")
+    refresh([dataclasses.replace(toy, title="Squares, again", claims=lambda trials: [])], store)
+    table = json.loads((store.root / "toy" / "quick.json").read_text())
+    assert (table["title"], table["claims"]) == ("Squares, again", [])
+    assert not (store.root / "toy" / "paper.json").exists()
+    assert computed(log) == []
+
+
+def test_damaged_outcome_is_told(tmp_path: Path, toy: Experiment) -> None:
+    run(toy, "quick", Store(tmp_path), device=CPU)
+    (tmp_path / "toy" / "quick.json").write_text("{")
+    with pytest.raises(StoreError, match="lazyscope reproduce toy --scale quick"):
+        write_report(tmp_path)
+
+
+def test_figures_are_the_same_file_each_time(tmp_path: Path, toy: Experiment) -> None:
+    first = run(toy, "quick", Store(tmp_path / "a"), device=CPU)
+    second = run(toy, "quick", Store(tmp_path / "b"), device=CPU)
+    assert (first.png, first.svg) == (second.png, second.svg)
+    assert np.isfinite(first.seconds)

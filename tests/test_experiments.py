@@ -1,0 +1,60 @@
+"""Every experiment there is runs at quick scale; its claims hold, can fail, and its figure is drawn."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+import lazyscope.experiments
+from lazyscope.experiments import experiments
+from lazyscope.lab import Experiment, Result, Trial, Trials
+from lazyscope.lab.experiment import SCALES
+from lazyscope.lab.run import records, run
+from lazyscope.lab.store import Store
+
+FILES = sorted(path.stem for path in Path(lazyscope.experiments.__file__).parent.glob("[!_]*.py"))
+each_experiment = pytest.mark.parametrize("experiment", experiments().values(), ids=lambda e: e.name)
+
+
+def test_every_file_is_an_experiment() -> None:
+    assert sorted(name.replace("-", "_") for name in experiments()) == FILES
+
+
+@each_experiment
+def test_declaration(experiment: Experiment) -> None:
+    assert experiment.source
+    assert experiment.title
+    assert set(experiment.cost) == set(SCALES)
+    assert len(experiment.grid("paper")) >= 1
+
+
+@each_experiment
+def test_quick_run(experiment: Experiment, tmp_path: Path) -> None:
+    store = Store(tmp_path)
+    outcome = run(experiment, "quick", store, device=torch.device("cpu"))
+    assert outcome.claims
+    assert [claim for claim in outcome.claims if not claim.holds] == []
+    assert outcome.png.startswith(b"\x89PNG")
+    assert b"<svg" in outcome.svg
+    trials = Trials(record.trial for record in records(experiment, "quick", store) if record is not None)
+    assert not _holding_on_nan(experiment, trials), "a claim that holds on NaN cannot fail"
+
+
+def _holding_on_nan(experiment: Experiment, trials: Trials) -> list[str]:
+    """The claims that still hold when every measured float is NaN; a claim may also raise on it."""
+    spoilt = Trials(Trial(trial.params, _spoil(trial.result)) for trial in trials)
+    try:
+        with np.errstate(all="ignore"):
+            return [claim.text for claim in experiment.claims(spoilt) if claim.holds]
+    except (ValueError, ArithmeticError, IndexError):
+        return []
+
+
+def _spoil(result: Result) -> Result:
+    return {
+        name: np.full_like(value, np.nan) if np.asarray(value).dtype.kind == "f" else value
+        for name, value in result.items()
+    }

@@ -1,0 +1,162 @@
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+import torch.nn.functional as F
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from lazyscope.errors import InputError
+from lazyscope.loss import CrossEntropy, Exponential, Huber, Logistic, Loss, Square
+
+LOSSES: list[Loss] = [Square(), Huber(), Huber(0.3), Logistic(), Exponential(), CrossEntropy()]
+seeds = st.integers(0, 10**6)
+
+
+def draw(loss: Loss, seed: int, n: int = 4, k: int = 3, spread: float = 2.0) -> tuple[Tensor, Tensor, Tensor]:
+    """Two outputs and a target that the loss takes."""
+    generator = torch.Generator().manual_seed(seed)
+    y, z, t = spread * torch.randn(3, n, k, generator=generator, dtype=torch.float64)
+    if isinstance(loss, Logistic | Exponential):
+        t = t.sign()
+    elif isinstance(loss, CrossEntropy):
+        t = t.softmax(-1)
+    return y, z, t
+
+
+@pytest.mark.parametrize("loss", LOSSES, ids=repr)
+@given(seed=seeds)
+@settings(max_examples=20, deadline=None)
+def test_gradient_is_that_of_autograd(loss: Loss, seed: int) -> None:
+    y, z, t = draw(loss, seed)
+    leaf = y.clone().requires_grad_()
+    (euclidean,) = torch.autograd.grad(loss(leaf, t), leaf)
+    torch.testing.assert_close(loss.gradient(y, t) / len(y), euclidean)
+    h = 1e-6  # and of a difference quotient, which owes nothing to autograd
+    slope = (loss(y + h * z, t) - loss(y - h * z, t)) / (2 * h)
+    torch.testing.assert_close((euclidean * z).sum(), slope, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("loss", LOSSES, ids=repr)
+@given(seed=seeds)
+@settings(max_examples=40, deadline=None)
+def test_constants_bound_the_bregman_divergence(loss: Loss, seed: int) -> None:
+    """m/2 ‖y-z‖² ≤ R(y) - R(z) - ⟨∇R(z), y-z⟩ ≤ M/2 ‖y-z‖², in the norm of F."""
+    y, z, t = draw(loss, seed)
+    bregman = loss(y, t) - loss(z, t) - (loss.gradient(z, t) * (y - z)).sum(-1).mean()
+    distance = (y - z).square().sum(-1).mean() / 2
+    assert bregman >= loss.strong_convexity * distance - 1e-12
+    assert bregman <= loss.smoothness * distance + 1e-12
+
+
+@pytest.mark.parametrize(
+    ("loss", "y", "direction", "target"),
+    [
+        (Square(), [0.0], [1.0], [5.0]),
+        (Huber(), [0.0], [1.0], [0.5]),
+        (Logistic(), [0.0], [1.0], [1.0]),
+        (CrossEntropy(), [0.0, 0.0, -60.0], [math.sqrt(0.5), -math.sqrt(0.5), 0.0], [1.0, 0.0, 0.0]),
+    ],
+    ids=repr,
+)
+def test_smoothness_is_attained(loss: Loss, y: list[float], direction: list[float], target: list[float]) -> None:
+    """No smaller M would hold."""
+    point, u, t = (torch.tensor([value], dtype=torch.float64) for value in (y, direction, target))
+    h = 1e-4
+    curvature = ((loss.gradient(point + h * u, t) - loss.gradient(point - h * u, t)) * u).sum() / (2 * h)
+    assert curvature.item() == pytest.approx(loss.smoothness, rel=1e-6)
+
+
+def test_constants() -> None:
+    constants = {type(loss).__name__: (loss.strong_convexity, loss.smoothness) for loss in LOSSES}
+    assert constants == {
+        "Square": (1, 1),
+        "Huber": (0, 1),
+        "Logistic": (0, 0.25),
+        "Exponential": (0, math.inf),
+        "CrossEntropy": (0, 0.5),
+    }
+
+
+def test_values_are_torchs() -> None:
+    y, _, t = draw(Square(), 0)
+    torch.testing.assert_close(Square()(y, t), 0.5 * F.mse_loss(y, t, reduction="sum") / len(y))
+    classes = torch.tensor([0, 2, 1, 1])
+    torch.testing.assert_close(CrossEntropy()(y, classes), F.cross_entropy(y, classes))
+    torch.testing.assert_close(CrossEntropy()(y, t.softmax(-1)), F.cross_entropy(y, t.softmax(-1)))
+    assert torch.equal(Square().minimiser(t), t)
+    assert torch.equal(Huber().minimiser(t), t)
+
+
+def test_logistic_keeps_its_tail() -> None:
+    y = torch.tensor([-30.0, 40.0], dtype=torch.float64)
+    t = torch.tensor([1, 1])
+    expected = torch.tensor([30 + math.log1p(math.exp(-30)), math.exp(-40)], dtype=torch.float64)
+    torch.testing.assert_close(Logistic().pointwise(y, t), expected, rtol=1e-14, atol=0)
+
+
+def test_batch_of_outputs() -> None:
+    generator = torch.Generator().manual_seed(0)
+    y = torch.randn(2, 3, 5, 4, generator=generator)
+    shared, own = torch.randn(5, 4, generator=generator), torch.randn(2, 3, 5, 4, generator=generator)
+    assert Square().pointwise(y, shared).shape == (2, 3, 5)
+    torch.testing.assert_close(Square()(y, shared)[1, 2], Square()(y[1, 2], shared))
+    torch.testing.assert_close(Square()(y, own, batch=2)[1, 2], Square()(y[1, 2], own[1, 2]))
+    by_row = own[:, :1]
+    torch.testing.assert_close(Square()(y, by_row, batch=2)[1, 2], Square()(y[1, 2], own[1, 0]))
+    torch.testing.assert_close(Huber()(y, by_row, batch=2)[1, 2], Huber()(y[1, 2], own[1, 0]))
+    with pytest.raises(InputError, match="reshape"):
+        Square()(y, own[:, :2], batch=2)
+    with pytest.raises(InputError, match="reshape"):
+        Square()(y, own[:, :, :1], batch=2)
+    classes = torch.randint(4, (2, 3, 5), generator=generator)
+    torch.testing.assert_close(CrossEntropy()(y, classes, batch=2)[0, 1], CrossEntropy()(y[0, 1], classes[0, 1]))
+    torch.testing.assert_close(CrossEntropy()(y, classes[0, 0])[1, 1], CrossEntropy()(y[1, 1], classes[0, 0]))
+    scalar = y[..., 0]
+    assert Square()(scalar, shared[:, 0]).shape == (2, 3)
+
+
+@pytest.mark.parametrize(
+    ("loss", "y", "target", "says"),
+    [
+        (Square(), torch.zeros(3), torch.zeros(3, 1), "reshape"),
+        (Square(), torch.zeros(3, 1), torch.zeros(3), "reshape"),
+        (Square(), torch.zeros(3, 2), torch.zeros(1, 2), "reshape"),
+        (Square(), torch.zeros(3, 2), torch.zeros(4, 2), "reshape"),
+        (Square(), torch.zeros(0, 2), torch.zeros(0, 2), "at least one"),
+        (Square(), torch.zeros(()), torch.zeros(()), "at least one"),
+        (Square(), torch.zeros(2), torch.tensor([1.0, math.nan]), "repair"),
+        (Square(), torch.zeros(2, dtype=torch.long), torch.zeros(2), "floats"),
+        (Square(), torch.zeros(2), torch.zeros(2, device="meta"), "move"),
+        (Logistic(), torch.zeros(2), torch.tensor([0, 1]), r"2 \* target - 1"),
+        (Exponential(), torch.zeros(2), torch.tensor([False, True]), r"2 \* target - 1"),
+        (CrossEntropy(), torch.zeros(2, 3), torch.tensor([0, 3]), "relabel"),
+        (CrossEntropy(), torch.zeros(2, 3), torch.tensor([-1, 0]), "relabel"),
+        (CrossEntropy(), torch.zeros(2, 3), torch.tensor([0.0, 2.0]), "target.long"),
+        (CrossEntropy(), torch.zeros(2, 3), torch.full((2, 3), 0.5), "target.long"),
+        (CrossEntropy(), torch.zeros(2, 1), torch.tensor([0, 0]), "Logistic"),
+        (CrossEntropy(), torch.zeros(2), torch.tensor([0, 1]), "reshape"),
+    ],
+)
+def test_misuse_names_the_remedy(loss: Loss, y: Tensor, target: Tensor, says: str) -> None:
+    with pytest.raises(InputError, match=says):
+        loss(y, target)
+
+
+def test_huber_needs_a_positive_delta() -> None:
+    with pytest.raises(InputError, match="delta > 0"):
+        Huber(delta=0)
+
+
+def test_risk_binds_the_target_once() -> None:
+    y, z, t = draw(Square(), 3)
+    risk = Square().risk(y, t)
+    torch.testing.assert_close(risk(z), Square()(z, t))
+    torch.testing.assert_close(risk.renewed(t[:2])(z[:2]), Square()(z[:2], t[:2]))
+    with pytest.raises(InputError, match="reshape"):
+        risk(z[:2])
+    with pytest.raises(InputError, match="reshape"):
+        risk.renewed(t[:, 0])
