@@ -47,7 +47,12 @@ def _version() -> str:
 
 
 def _commit() -> str:
-    """The commit this code is from, with `+` where the tree has changes; "" for an installed package."""
+    """The commit this code is from, with `+` where the tree has changes; "" for an installed package.
+
+    A copy without its repository, on a cluster say, is told by LAZYSCOPE_COMMIT.
+    """
+    if told := os.environ.get("LAZYSCOPE_COMMIT"):
+        return told
     here = Path(__file__)
     try:
         # Otherwise a package inside a virtual environment would report the repository around it.
