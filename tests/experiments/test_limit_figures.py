@@ -11,6 +11,7 @@ import torch
 from lazyscope.experiments import kernel_limit, wide_limit
 from lazyscope.lab.experiment import Claim, Experiment, Params, Result, Trial, Trials
 from lazyscope.lab.style import style
+from lazyscope.model.two_layer import TwoLayer
 
 CPU = torch.device("cpu")
 
@@ -35,7 +36,7 @@ def test_kernels_are_those_of_the_supplement() -> None:
     """K_m by its formula, for the weights of one draw; draws do not depend on how many are made at once."""
     points: list[Params] = [{"width": 16, "draws": 3}]
     kernels = np.asarray(measured(kernel_limit.EXPERIMENT, points)[0].result["kernels"])
-    net = kernel_limit.TwoLayer.gaussian(16, 10, [16_001])
+    net = TwoLayer.gaussian(16, 10, [16_001])
     a, b = net.b[0].double().numpy(), net.a[0].double().numpy()
     x = kernel_limit.section().numpy()
     pre = x @ a.T

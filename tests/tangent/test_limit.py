@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from typing import Any
 
 import mpmath
 import numpy as np
@@ -14,7 +15,7 @@ from torch import Tensor
 
 from lazyscope.errors import InputError, LazyscopeError, ModelError
 from lazyscope.model.base import Model
-from lazyscope.tangent.limit import Covariance, Dual, Erf, Relu, limit_kernel
+from lazyscope.tangent.limit import Covariance, Dual, Erf, Kind, Relu, limit_kernel
 from lazyscope.tangent.limit_convolution import limit_kernel_convolution
 
 
@@ -76,7 +77,8 @@ def test_quadrature(activation: str) -> None:
         a, b, product = second_moment(f, p), second_moment(f, q), expectation(f, activation, p, q, k)
     nngp = weight[-1] * product + bias[-1]
     ntk = nngp + weight[-1] * tangent
-    for kind, value in (("nngp", nngp), ("ntk", ntk)):
+    values: dict[Kind, float] = {"nngp": nngp, "ntk": ntk}
+    for kind, value in values.items():
         kernel = limit_kernel(x, depth=3, activation=activation, kind=kind, weight_variance=weight, bias_variance=bias)
         assert abs(float(kernel[0, 1]) - value) < 1e-10
         if kind == "nngp":
@@ -243,7 +245,7 @@ def dense_net(x: Tensor, width: int, depth: int, activation: str, w: float, b: f
         params[f"w{i}"] = normal(sizes[i + 1], sizes[i], seed=1000 * seed + 2 * i)
         params[f"b{i}"] = normal(sizes[i + 1], seed=1000 * seed + 2 * i + 1)
 
-    def forward(p: dict[str, Tensor], z: Tensor) -> Tensor:
+    def forward(p: Mapping[str, Tensor], z: Tensor) -> Tensor:
         for i in range(depth):
             fan_in = z.shape[1] if i else 1
             z = math.sqrt(w / fan_in) * z @ p[f"w{i}"].T + math.sqrt(b) * p[f"b{i}"]
@@ -304,7 +306,7 @@ def convolutional_net(
     features = channels if pooled else channels * x.shape[2] * x.shape[3]
     params["w"], params["b"] = normal(1, features, seed=1000 * seed + 998), normal(1, seed=1000 * seed + 999)
 
-    def forward(p: dict[str, Tensor], z: Tensor) -> Tensor:
+    def forward(p: Mapping[str, Tensor], z: Tensor) -> Tensor:
         for i in range(depth - 1):
             fan_in = 9 * (z.shape[1] if i else 1)
             z = math.sqrt(w / fan_in) * torch.nn.functional.conv2d(z, p[f"w{i}"], padding="same")
@@ -342,7 +344,7 @@ def test_finite_convolutional_nets(pooled: bool) -> None:
 def test_one_pixel_is_fully_connected(pooled: bool, activation: str) -> None:
     """Of the nine offsets only the centre lies inside; with kernel_size=1 there is no other."""
     x1, x2 = normal(4, 3), normal(5, 3, seed=1)
-    variances = {"bias_variance": (0.3, 0.2, 0.1), "activation": activation}
+    variances: dict[str, Any] = {"bias_variance": (0.3, 0.2, 0.1), "activation": activation}
     for kind in ("ntk", "nngp"):
         dense = limit_kernel(x1, x2, depth=3, kind=kind, weight_variance=(1.5, 2.0, 0.7), **variances)
         for size, first in ((3, 9), (1, 1)):
@@ -359,19 +361,22 @@ def test_one_pixel_is_fully_connected(pooled: bool, activation: str) -> None:
             torch.testing.assert_close(kernel, dense, rtol=1e-13, atol=1e-13)
 
 
+Table = dict[tuple[tuple[int, int], tuple[int, int]], float]  # of pairs of positions
+
+
 def textbook_convolution(x: Tensor, y: Tensor, depth: int, pooled: bool, w: float, b: float) -> float:
     """Θ of one pair of images, position by position, as Arora et al. (2019) write it."""
     height, width = x.shape[1:]
     where = [(i, j) for i in range(height) for j in range(width)]
 
-    def conv(table: dict[tuple[tuple[int, int], tuple[int, int]], float]) -> dict[object, float]:
+    def conv(table: Table) -> Table:
         steps = [(i, j) for i in (-1, 0, 1) for j in (-1, 0, 1)]
         return {
             (p, q): sum(table.get(((p[0] + i, p[1] + j), (q[0] + i, q[1] + j)), 0.0) for i, j in steps) / 9
             for p, q in table
         }
 
-    def moments(u: Tensor, v: Tensor) -> dict[object, float]:
+    def moments(u: Tensor, v: Tensor) -> Table:
         return {(p, q): float(u[:, *p] @ v[:, *q]) for p in where for q in where}
 
     own = {"xx": moments(x, x), "yy": moments(y, y), "xy": moments(x, y)}
@@ -395,7 +400,7 @@ def textbook_convolution(x: Tensor, y: Tensor, depth: int, pooled: bool, w: floa
 @pytest.mark.parametrize("pooled", [False, True])
 def test_textbook_convolution(pooled: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     x, y = normal(3, 2, 3, 4), normal(2, 2, 3, 4, seed=1)
-    arguments = {"depth": 4, "pooled": pooled, "weight_variance": 1.8, "bias_variance": 0.1}
+    arguments: dict[str, Any] = {"depth": 4, "pooled": pooled, "weight_variance": 1.8, "bias_variance": 0.1}
     kernel = limit_kernel_convolution(x, y, **arguments)
     expected = torch.tensor(
         [[textbook_convolution(u, v, 4, pooled, 1.8, 0.1) for v in y] for u in x], dtype=torch.float64
@@ -453,7 +458,7 @@ def test_an_activation_of_ones_own() -> None:
         ({"x1": torch.full((2, 3), math.nan, dtype=torch.float64)}, InputError, "nan_to_num"),
     ],
 )
-def test_doors(arguments: dict[str, object], error: type[LazyscopeError], remedy: str) -> None:
+def test_doors(arguments: dict[str, Any], error: type[LazyscopeError], remedy: str) -> None:
     with pytest.raises(error, match=remedy):
         limit_kernel(**{"x1": normal(2, 3), **arguments})
 

@@ -123,6 +123,12 @@ def test_misuse_names_the_remedy(tmp_path: Path) -> None:
             tangent_kernel_to_zarr(broken, torch.ones(4, 5), tmp_path / "N")
 
 
+def test_without_zarr_the_remedy_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "zarr", None)
+    with pytest.raises(StoreError, match=r"pip install .lazyscope\[cluster\]"):
+        tangent_kernel_to_zarr(small(), points(), tmp_path / "K")
+
+
 WRITER = """
 import sys, torch
 from torch import nn

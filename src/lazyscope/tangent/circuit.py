@@ -285,7 +285,7 @@ def trace(model: Model, x: Inputs) -> fx.GraphModule:
     names, fixed = list(model.params), list(model.state)
     keys, leaves = flatten(x)
 
-    def function(*flat: Tensor) -> Tensor:
+    def function(*flat: Tensor) -> Any:
         w, rest = dict(zip(names, flat, strict=False)), flat[len(names) :]
         s, inputs = dict(zip(fixed, rest, strict=False)), rest[len(fixed) :]
         out = model._forward(w, s, unflatten(keys, inputs))

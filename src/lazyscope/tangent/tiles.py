@@ -84,19 +84,18 @@ class KernelTiles:
     """
 
     def __init__(self, path: Path) -> None:
-        import zarr
-
+        zarr = _zarr()
         try:
             array = zarr.open_array(path, mode="r")
-            self.recipe: dict[str, Any] = dict(array.attrs["lazyscope"])  # type: ignore[arg-type]
+            self.recipe: dict[str, Any] = dict(array.attrs["lazyscope"])
         except (OSError, KeyError, ValueError) as error:
             raise StoreError(
                 f"{path} holds no tangent kernel ({error}); write one with tangent_kernel_to_zarr."
             ) from error
         self.path, self.array = path, array
-        self.shape = tuple(array.shape)
-        self.dtype = array.dtype
-        self.tile = array.chunks[0]
+        self.shape: tuple[int, ...] = tuple(array.shape)
+        self.dtype: np.dtype[Any] = array.dtype
+        self.tile = int(array.chunks[0])
         self.count = -(-self.shape[0] // self.tile)
 
     def __getitem__(self, selection: Any) -> np.ndarray:
@@ -123,9 +122,7 @@ class KernelTiles:
 
     def write(self, i: int, j: int, tile: Float[np.ndarray, "ni nj k k"]) -> None:
         """One tile of the upper triangle, after its mirror image: where the tile is, both are."""
-        import zarr
-
-        array = zarr.open_array(self.path, mode="r+")
+        array = _zarr().open_array(self.path, mode="r+")
         if i != j:
             array[self.rows(j), self.rows(i)] = tile.transpose(1, 0, 3, 2)
         array[self.rows(i), self.rows(j)] = tile
@@ -185,12 +182,10 @@ class Job:
 
     def prepare(self) -> KernelTiles:
         """Create the array, or find the one that this very job began."""
-        import zarr
-
         recipe, (n, k), tile = self._recipe(), self._shape(), self.batches.size
         if not (self.path / "zarr.json").exists():
             self._check_empty()
-            zarr.create_array(
+            _zarr().create_array(
                 self.path,
                 shape=(n, n, k, k),
                 chunks=(tile, tile, k, k),
@@ -223,7 +218,7 @@ class Job:
         """The bytes left beside a tile, its mirror image and the buffer that is written."""
         if self.memory is None:
             return None
-        copies = 3 * tiles.tile**2 * tiles.shape[2] ** 2 * tiles.dtype.itemsize
+        copies = 3 * tiles.tile**2 * tiles.shape[2] ** 2 * int(tiles.dtype.itemsize)
         if copies >= self.memory:
             raise InputError(
                 f"Three copies of a tile take {copies} bytes, more than the memory budget of {self.memory}; pass a"
@@ -252,6 +247,14 @@ class Job:
     def _check_empty(self) -> None:
         if self.path.exists() and (not self.path.is_dir() or any(self.path.iterdir())):
             raise StoreError(f"{self.path} exists and is no kernel; choose another path, or remove it first.")
+
+
+def _zarr() -> Any:
+    try:
+        import zarr
+    except ImportError as error:
+        raise StoreError('Kernels on disk need Zarr; run pip install "lazyscope[cluster]".') from error
+    return zarr
 
 
 def _digest(tensors: Any) -> str:

@@ -49,6 +49,7 @@ def trace(function: Callable[..., Tensor], leaves: Sequence[Tensor], moving: int
 
 
 def capture(function: Callable[..., Tensor], leaves: Sequence[Tensor], moving: int, state: int) -> fx.GraphModule:
+    """The graph of `function(*leaves)`: core operations, without mutation or dead code; a placeholder for each leaf."""
     try:
         with torch.autocast(leaves[0].device.type, enabled=False):
             module = _trace(function, leaves)
