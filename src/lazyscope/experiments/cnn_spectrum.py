@@ -153,7 +153,7 @@ def _range(values: np.ndarray) -> str:
 
 EXPERIMENT = Experiment(
     name="cnn-spectrum",
-    source="003, Figure 7(b)",
+    source="Chizat, Oyallon, Bach 2019, supplement, Figure 7(b)",
     title="Spectrum of the tangent kernel of VGG-11 on images and on noise",
     cost={"quick": "15 s on two cores", "paper": "1 min on one GPU, with CIFAR-10"},
     grid=grid,

@@ -251,7 +251,7 @@ def _least_squares(axes: np.ndarray, runs: list[Run]) -> None:
 
 EXPERIMENT = Experiment(
     name="convex",
-    source="001, convex optimisation and linear models",
+    source="Hadiji 2023, lecture on lazy training, convex optimisation and linear models",
     title="Gradient descent on convex functions: curvature, smoothness, conditioning, over-parameterisation",
     cost={"quick": "3 s on two cores", "paper": "90 s on two cores"},
     grid=grid,

@@ -129,7 +129,7 @@ def _rate(axis: Axes, found: dict[int, np.ndarray]) -> None:
 
 EXPERIMENT = Experiment(
     name="kernel-limit",
-    source="003, A.2, Figure 4 and Eq. (8)",
+    source="Chizat, Oyallon, Bach 2019, supplement A.2, Figure 4 and Eq. (8)",
     title="Tangent kernels of two-layer ReLU nets converge to their limit like m^(-1/2)",
     cost={"quick": "3 s on two cores", "paper": "20 s on two cores"},
     grid=grid,

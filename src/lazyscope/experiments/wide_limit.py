@@ -226,7 +226,7 @@ def _errors(axis: Axes, groups: dict[int, Trials], measure: Callable[[Trial], np
 
 EXPERIMENT = Experiment(
     name="wide-limit",
-    source="004, Neural Tangent Kernel (Jacot et al. 2018); 001",
+    source="Chizat 2020, talk, Neural Tangent Kernel; Hadiji 2023, lecture",
     title="Wide nets: tangent kernel and training tend to those of infinite width",
     cost={"quick": "10 s on two cores", "paper": "3 min on two cores"},
     grid=grid,
