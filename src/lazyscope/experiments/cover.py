@@ -176,5 +176,5 @@ EXPERIMENT = Experiment(
     trial=trial,
     figure=figure,
     claims=claims,
-    chunk=256,
+    chunk=34,
 )

@@ -145,5 +145,5 @@ EXPERIMENT = Experiment(
     trial=trial,
     figure=figure,
     claims=claims,
-    chunk=1000,
+    chunk=297,  # nine seeds with all the scales of either grid
 )
