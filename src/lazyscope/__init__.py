@@ -18,6 +18,17 @@ from lazyscope.model.base import Model
 from lazyscope.model.ensemble import Ensemble
 from lazyscope.model.increment import FallbackWarning
 from lazyscope.model.transform import Linearised, Scaled, Symmetrised
+from lazyscope.tangent import (
+    Spectrum,
+    TangentOperator,
+    layer_spectra,
+    limit_kernel,
+    limit_kernel_convolution,
+    open_tangent_kernel,
+    spectrum,
+    tangent_kernel,
+    tangent_kernel_to_zarr,
+)
 
 __version__ = "0.1.0"
 
@@ -28,15 +39,24 @@ __all__ = [
     "Minibatches",
     "Model",
     "Scaled",
+    "Spectrum",
     "Status",
     "Symmetrised",
+    "TangentOperator",
     "Trajectory",
     "__version__",
     "errors",
     "gradient_descent",
     "gradient_flow",
+    "layer_spectra",
+    "limit_kernel",
+    "limit_kernel_convolution",
     "log_spaced",
     "loss",
+    "open_tangent_kernel",
+    "spectrum",
     "stochastic_gradient_descent",
     "tangent_flow",
+    "tangent_kernel",
+    "tangent_kernel_to_zarr",
 ]
