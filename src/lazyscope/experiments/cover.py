@@ -102,6 +102,10 @@ def explain(canvas: Figure) -> None:
 def draw(axis: Axes, trial: Trial) -> None:
     """Paths |a_j|b_j and where they end, red for a_j > 0, over the teacher's arrows and the unit circle."""
     paths, signs = np.asarray(trial.result["paths"]), np.asarray(trial.result["signs"])
+    furthest = float(np.abs(paths).max())
+    # Two hundred neurons share the teacher's mass, and each stays so close to 0 that the unit circle would hide them.
+    enlarged = furthest < 0.25
+    reach = 1.3 * furthest if enlarged else 1.1 * max(1.1, furthest)
     angle = np.linspace(0, 2 * np.pi, 200)
     axis.plot(np.cos(angle), np.sin(angle), ":", color="0.35", linewidth=1.0, zorder=1)
     colours = {1: RED, -1: BLUE}
@@ -113,10 +117,12 @@ def draw(axis: Axes, trial: Trial) -> None:
     teacher = zip(np.asarray(trial.result["teacher"]), np.asarray(trial.result["teacher_signs"]), strict=True)
     for direction, sign in teacher:
         arrow = {"arrowstyle": "-|>", "color": colours[int(sign)], "linewidth": 2.2, "mutation_scale": 16}
-        axis.annotate("", direction, (0, 0), arrowprops={**arrow, "shrinkA": 0, "shrinkB": 0}, zorder=3)
-    reach = 1.1 * max(1.1, float(np.abs(paths).max()))
+        tip = direction * (0.95 * reach if enlarged else 1.0)
+        axis.annotate("", tip, (0, 0), arrowprops={**arrow, "shrinkA": 0, "shrinkB": 0}, zorder=3)
     axis.set(xlim=(-reach, reach), ylim=(-reach, reach), aspect="equal")
     axis.axis("off")
+    if enlarged:
+        axis.text(0, -reach, f"enlarged {1 / reach:.0f} times", ha="center", va="bottom", color="0.35")
 
 
 def claims(trials: Trials) -> list[Claim]:

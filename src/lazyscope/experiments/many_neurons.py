@@ -58,5 +58,5 @@ EXPERIMENT = Experiment(
     trial=trial,
     figure=figure,
     claims=claims,
-    chunk=64,
+    chunk=3,
 )
