@@ -103,7 +103,7 @@ class Case:
 
 CASES = {
     "cpu": (Case("mlp", 200, 40, 10), Case("vgg", 32, 4, 2)),
-    "cuda": (Case("vgg", 500, 64, 12), Case("resnet", 200, 64, 12)),
+    "cuda": (Case("vgg", 500, 64, 32), Case("resnet", 200, 64, 24)),
 }
 
 

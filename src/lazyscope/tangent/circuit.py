@@ -21,6 +21,7 @@ from torch.fx.node import map_arg
 from lazyscope._typing import Inputs
 from lazyscope.errors import ModelError
 from lazyscope.model.base import Model, flatten, signature, unflatten
+from lazyscope.model.increment.base import FINE
 from lazyscope.model.increment.program import capture
 from lazyscope.tangent.convolution import convolution
 
@@ -92,10 +93,13 @@ class Features:
 class Circuit:
     """The forward of one sample, traced once; run on many samples at once by `torch.vmap`.
 
-    Each sample is computed as a batch of its own, so that no output can depend on another sample.
+    Each sample is computed as a batch of its own, so that no output can depend on another sample. A network with
+    kinks takes the values at its sites from an `exact` twin in float64: a ReLU or a max-pool that rounding sends the
+    other way changes a kernel by far more than rounding.
     """
 
-    def __init__(self, module: fx.GraphModule, model: Model) -> None:
+    def __init__(self, module: fx.GraphModule, model: Model, exact: Circuit | None = None) -> None:
+        self._exact = exact
         names, leaves = list(model.params), [*model.params.values(), *model.state.values()]
         self._module = module
         self.nodes = list(module.graph.nodes)
@@ -179,17 +183,47 @@ class Circuit:
         result: Tensor = values[node]
         return result
 
-    def run(self, leaves: Sequence[Tensor], shifts: Sequence[Tensor]) -> tuple[Tensor, tuple[Tensor, ...]]:
-        """h of one sample, flat, and the data of its sites, when the outputs of its sites are shifted."""
+    @property
+    def kinked(self) -> bool:
+        """Whether rounding can send an operation the other way."""
+        return any(node.target in FINE for node in self.nodes)
+
+    def run(
+        self, leaves: Sequence[Tensor], shifts: Sequence[Tensor], exact: Sequence[Tensor] = ()
+    ) -> tuple[Tensor, tuple[Tensor, ...]]:
+        """h of one sample, flat, and the data of its sites, when the outputs of its sites are shifted.
+
+        Where they are known exactly, those values stand for the computed ones.
+        """
+        values = self._forward(
+            leaves, dict(zip(self.outputs, shifts, strict=False)), dict(zip(self.outputs, exact, strict=False))
+        )
+        return values[self.result].reshape(-1), tuple(values[node] for node in self.captured)
+
+    def _forward(
+        self, leaves: Sequence[Tensor], shift: dict[fx.Node, Tensor], exact: dict[fx.Node, Tensor]
+    ) -> dict[fx.Node, Any]:
         values = dict(self.fixed)
         values.update({node: leaf[None] for node, leaf in zip(self._inputs, leaves, strict=True)})
-        shift = dict(zip(self.outputs, shifts, strict=False))
         for node in self.nodes:
             if node in self.data and node.op == "call_function":
                 fast = node.target is aten.convolution.default and node.args[1] not in self.data
                 result = call(node, values, convolution if fast else None)
+                if node in exact:
+                    result = exact[node] + (result - result.detach())  # the derivative stays that of the operation
                 values[node] = result + shift[node] if node in shift else result
-        return values[self.result].reshape(-1), tuple(values[node] for node in self.captured)
+        return values
+
+    def at_sites(self, leaves: Sequence[Tensor]) -> tuple[Tensor, ...]:
+        """The outputs of all sites on each sample: (n, …) each."""
+
+        def one(sample: Sequence[Tensor]) -> tuple[Tensor, ...]:
+            values = self._forward(sample, {}, {})
+            return tuple(values[node] for node in self.outputs)
+
+        with torch.no_grad():
+            found: tuple[Tensor, ...] = torch.vmap(one)(tuple(leaves))
+        return found
 
     def evaluate(self, leaves: Sequence[Tensor]) -> Tensor:
         """h of each sample alone: (n, k)."""
@@ -218,7 +252,7 @@ class Circuit:
         n, k = len(leaves[0]), len(cotangents)
         with torch.enable_grad():
             shifts = tuple(_zeros(node, n).requires_grad_() for node in self.outputs)
-            out, data = torch.vmap(self.run)(tuple(leaves), shifts)
+            out, data = torch.vmap(self.run)(tuple(leaves), shifts, self._exact_values(leaves))
         for start in range(0, k, together):
             some = cotangents[start : start + together]
             batched = len(some) > 1
@@ -233,6 +267,13 @@ class Circuit:
                 else:
                     target.copy_(grad.movedim(0, 1) if batched else grad[:, None])
         return tuple(each.detach() for each in data)
+
+    def _exact_values(self, leaves: Sequence[Tensor]) -> tuple[Tensor, ...]:
+        if self._exact is None:
+            return ()
+        wide = [leaf.double() if leaf.is_floating_point() else leaf for leaf in leaves]
+        found = self._exact.at_sites(wide)
+        return tuple(each.to(value(node).dtype) for each, node in zip(found, self.outputs, strict=True))
 
 
 def call(node: fx.Node, values: dict[fx.Node, Any], instead: Callable[..., Any] | None = None) -> Any:

@@ -13,6 +13,7 @@ from torch import Tensor, fx, nn
 from lazyscope._typing import Inputs
 from lazyscope.errors import InputError, ModelError
 from lazyscope.model.base import Model, check_inputs, flatten, unflatten
+from lazyscope.model.increment.program import widened
 from lazyscope.tangent.budget import Budget
 from lazyscope.tangent.circuit import Circuit, Features, key, trace, value
 from lazyscope.tangent.gram import Pairing, accumulate
@@ -76,7 +77,7 @@ def tangent_kernel(
     few = _first(x1, 3)
     with torch.no_grad():
         together = model(few)  # bad inputs fail here, with a remedy
-    circuit = Circuit(_traced(model, x1), model)
+    circuit = _circuit(model, x1)
     _check_samples(together, circuit.evaluate(flatten(few)[1]))
     groups = by_parameter(circuit) if by_layer else with_biases(circuit)
     with _precision():
@@ -155,6 +156,16 @@ def _traced(model: Model, x: Inputs) -> fx.GraphModule:
     if kind not in known:
         known[kind] = trace(model, x)
     return known[kind]
+
+
+def _circuit(model: Model, x: Inputs) -> Circuit:
+    """The circuit of a model, with an exact twin where rounding could flip kinks and speed was not asked for."""
+    graph = _traced(model, x)
+    circuit = Circuit(graph, model)
+    double = next(iter(model.params.values())).dtype == torch.float64
+    if double or not circuit.kinked or torch.get_float32_matmul_precision() != "highest":
+        return circuit
+    return Circuit(graph, model, Circuit(widened(graph), model.double()))
 
 
 @contextlib.contextmanager

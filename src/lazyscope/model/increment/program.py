@@ -8,6 +8,7 @@ The first does not depend on v: a flow on fixed data runs it once.
 
 from __future__ import annotations
 
+import copy
 import functools
 import operator
 from collections.abc import Callable, Sequence
@@ -155,11 +156,26 @@ def _exact_base(module: fx.GraphModule, needed: list[tuple[fx.Node, bool]]) -> f
             graph.output((*values, graph.call_function(_rounded, (copied[result], _dtypes(result)))))
             continue
         copied[node] = graph.node_copy(node, copied.__getitem__)
+        _compute_widely(copied[node])
         if node.op in ("placeholder", "get_attr"):
             copied[node] = graph.call_function(_widened, (copied[node],))
-        elif "dtype" in node.kwargs and getattr(node.kwargs["dtype"], "is_floating_point", False):
-            copied[node].kwargs = {**copied[node].kwargs, "dtype": torch.float64}
     return fx.GraphModule(module, graph)
+
+
+def widened(module: fx.GraphModule) -> fx.GraphModule:
+    """A traced forward that computes in float64 when it is given float64."""
+    wide = copy.deepcopy(module)
+    for node in wide.graph.nodes:
+        _compute_widely(node)
+        if node.op == "get_attr":
+            setattr(wide, node.target, _widened(getattr(wide, node.target)))
+    wide.recompile()
+    return wide
+
+
+def _compute_widely(node: fx.Node) -> None:
+    if getattr(node.kwargs.get("dtype"), "is_floating_point", False):
+        node.kwargs = {**node.kwargs, "dtype": torch.float64}
 
 
 def _dtypes(node: fx.Node) -> Any:
