@@ -58,7 +58,8 @@ class ReluNeurons(Neurons):
 
     def __init__(self, start: Start) -> None:
         bound = torch.nan_to_num(-start.alpha[..., None] * start.pre, nan=_BIG).clamp_(-_BIG, _BIG).to(start.x)
-        self.low, self.shift = (part.flatten(0, 1) for part in (bound.clamp(max=0), bound.clamp(min=0)))
+        self.low = bound.clamp(max=0).flatten(0, 1)
+        self.shift = bound.clamp(min=0).neg_().flatten(1, 2)  # -P, shaped as the product of all that share inputs
         self.x, self.a, self.rate = start.x, start.a, (1 / start.alpha).to(start.x)
         self.act = start.act.to(start.x).flatten(0, 1)
         self._spare: list[Tensor] = []
@@ -76,8 +77,8 @@ class ReluNeurons(Neurons):
         These are the largest arrays of a descent; fresh pages for one cost more than the arithmetic on it.
         """
         delta = self._spare.pop() if self._spare else torch.empty_like(self.low)
-        torch.bmm(vb.flatten(1, 2), self.x.mT, out=delta.view(self.x.shape[0], -1, self.x.shape[1]))
-        return torch.maximum(delta.sub_(self.shift), self.low, out=delta)
+        torch.baddbmm(self.shift, vb.flatten(1, 2), self.x.mT, out=delta.view(self.x.shape[0], -1, self.x.shape[1]))
+        return torch.maximum(delta, self.low, out=delta)
 
     def reuse(self, delta: Tensor) -> None:
         """Takes an array back."""
