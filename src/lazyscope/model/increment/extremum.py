@@ -111,32 +111,16 @@ def _pool(
     return (a.delta.flatten(-rank).gather(-1, flat) - gap).reshape(best0.shape), None
 
 
-@fine_rule("max_pool2d_with_indices.default")
-def _max_pool2d(
-    scale: Scale,
-    out: Any,
-    a: Pair,
-    kernel: Any,
-    stride: Any = (),
-    padding: Any = 0,
-    dilation: Any = 1,
-    ceil: bool = False,
-) -> tuple[Tensor, None]:
-    return _pool(2, scale, out, a, kernel, stride, padding, dilation)
+def _register_pool(rank: int) -> None:
+    @fine_rule(f"max_pool{rank}d_with_indices.default")
+    def pool(
+        scale: Scale, out: Any, a: Pair, kernel: Any, stride: Any = (), padding: Any = 0, dilation: Any = 1, *_: Any
+    ) -> tuple[Tensor, None]:
+        return _pool(rank, scale, out, a, kernel, stride, padding, dilation)
 
 
-@fine_rule("max_pool3d_with_indices.default")
-def _max_pool3d(
-    scale: Scale,
-    out: Any,
-    a: Pair,
-    kernel: Any,
-    stride: Any = (),
-    padding: Any = 0,
-    dilation: Any = 1,
-    ceil: bool = False,
-) -> tuple[Tensor, None]:
-    return _pool(3, scale, out, a, kernel, stride, padding, dilation)
+for _rank in (2, 3):
+    _register_pool(_rank)
 
 
 @fine_rule("adaptive_max_pool2d.default", "adaptive_max_pool3d.default")
