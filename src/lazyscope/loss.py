@@ -31,9 +31,20 @@ class Loss(ABC):
     it once with `risk`.
     """
 
-    smoothness: ClassVar[float]
-    strong_convexity: ClassVar[float]
-    labels: ClassVar[Labels]
+    @property
+    @abstractmethod
+    def smoothness(self) -> float:
+        """M."""
+
+    @property
+    @abstractmethod
+    def strong_convexity(self) -> float:
+        """m."""
+
+    @property
+    @abstractmethod
+    def labels(self) -> Labels:
+        """What it takes as targets."""
 
     @abstractmethod
     def terms(self, y: Float[Tensor, "*shape"], target: Float[Tensor, "..."]) -> Float[Tensor, "*shape"]:
@@ -276,3 +287,54 @@ class CrossEntropy(Loss):
     def terms(self, y: Tensor, target: Tensor) -> Tensor:
         """-t log softmax(y), class by class."""
         return -target * F.log_softmax(y, dim=-1)
+
+
+@final
+@dataclass(frozen=True)
+class Penalised(Loss):
+    """ℓ(y, t) + (μ/2)|y|²: makes any loss strongly convex, with m + μ and M + μ in place of m and M.
+
+    >>> loss = Penalised(Logistic(), 0.5)
+    >>> loss.strong_convexity, loss.smoothness, [round(v, 4) for v in loss.minimiser(torch.tensor([1.0, -1.0])).tolist()]
+    (0.5, 0.75, [0.6749, -0.6749])
+    """
+
+    loss: Loss
+    weight: float | int
+
+    def __post_init__(self) -> None:
+        if not 0 < self.weight < math.inf:
+            raise InputError(f"The penalty's weight is {self.weight}, and must be positive and finite; pass weight > 0.")
+
+    @property
+    def smoothness(self) -> float:
+        """M + μ."""
+        return self.loss.smoothness + self.weight
+
+    @property
+    def strong_convexity(self) -> float:
+        """m + μ."""
+        return self.loss.strong_convexity + self.weight
+
+    @property
+    def labels(self) -> Labels:
+        """Those of the loss."""
+        return self.loss.labels
+
+    def terms(self, y: Tensor, target: Tensor) -> Tensor:
+        """ℓ + (μ/2)y²."""
+        return self.loss.terms(y, target) + self.weight / 2 * y.square()
+
+    def minimiser(self, target: Tensor) -> Tensor:
+        """y*, by gradient descent with steps 1/(M + μ), which contracts by 1 - (m + μ)/(M + μ) each time."""
+        if not math.isfinite(self.smoothness):
+            raise InputError("The loss has no Lipschitz gradient, and its minimiser is not computed; use another loss.")
+        contraction = 1 - self.strong_convexity / self.smoothness
+        steps = 1 if contraction <= 0 else math.ceil(math.log(1e-17) / math.log(contraction))
+        y = torch.zeros_like(target)
+        for _ in range(min(steps, 100_000)):
+            with torch.enable_grad():
+                leaf = y.detach().requires_grad_()
+                (gradient,) = torch.autograd.grad(self.terms(leaf, target).sum(), leaf)
+            y = y - gradient / self.smoothness
+        return y

@@ -11,7 +11,8 @@ from torch import nn
 
 from lazyscope.errors import InputError, ModelError
 from lazyscope.model.base import Model
-from lazyscope.tangent.operator import JacobianOperator, TangentOperator
+from lazyscope.model.jacobian import JacobianOperator
+from lazyscope.tangent.operator import TangentOperator
 
 ACTIVATIONS = (nn.Tanh, nn.ReLU, nn.GELU, nn.Softplus)
 

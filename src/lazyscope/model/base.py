@@ -88,6 +88,12 @@ class Model(Studied):
         moved._programs = {}
         return moved
 
+    def at(self, params: Params) -> Model:
+        """The same function with another initialisation."""
+        moved = copy.copy(self)
+        moved.params = {name: params[name].detach() for name in self.params}
+        return moved
+
     def double(self) -> Model:
         """The same model in float64: the reference against which everything is tested."""
         return self.to(dtype=torch.float64)

@@ -27,7 +27,8 @@ from lazyscope.linalg.operator import Symmetric
 from lazyscope.linalg.solve import Solution, conjugate_gradients
 from lazyscope.model.base import Model
 from lazyscope.tangent.kernel import tangent_kernel
-from lazyscope.tangent.operator import Batches, as_matrix
+from lazyscope.model.jacobian import Batches
+from lazyscope.tangent.operator import as_matrix
 
 if TYPE_CHECKING:  # they take seconds to import, and few kernels are larger than memory
     import dask.array

@@ -1,5 +1,39 @@
-"""Statements: what can be proved about a model, as functions that return the proved number."""
+"""Statements: what can be proved about a model, as functions that return the proved number, or a certificate."""
 
 from lazyscope.theory import convex
+from lazyscope.theory.certificate import Certificate, Comparison, Constant, Hypothesis, Measurement, Verdict
+from lazyscope.theory.constants import (
+    Constants,
+    GivenConstants,
+    SampledConstants,
+    TwoLayerConstants,
+    constants_of,
+)
+from lazyscope.theory.convergence import Decay, linear_rate, over_parameterised, stability, under_parameterised
+from lazyscope.theory.lazy import finite_horizon, general
+from lazyscope.theory.relative_scale import KinkWarning, RelativeScale, relative_scale
 
-__all__ = ["convex"]
+__all__ = [
+    "Certificate",
+    "Comparison",
+    "Constant",
+    "Constants",
+    "Decay",
+    "GivenConstants",
+    "Hypothesis",
+    "KinkWarning",
+    "Measurement",
+    "RelativeScale",
+    "SampledConstants",
+    "TwoLayerConstants",
+    "Verdict",
+    "constants_of",
+    "convex",
+    "finite_horizon",
+    "general",
+    "linear_rate",
+    "over_parameterised",
+    "relative_scale",
+    "stability",
+    "under_parameterised",
+]

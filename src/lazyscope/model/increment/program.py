@@ -42,6 +42,8 @@ class Program:
     base: Callable[..., tuple[Any, ...]]
     exact_base: Callable[..., tuple[Any, ...]]
     increment: Callable[[Scale, Sequence[Tensor], tuple[Any, ...]], Tensor]
+    kinked: bool
+    """Whether some operation on the way (ReLU, max-pooling, sorting) is not everywhere differentiable."""
 
 
 def trace(function: Callable[..., Tensor], leaves: Sequence[Tensor], moving: int, state: int) -> Program:
@@ -130,7 +132,7 @@ def _split(module: fx.GraphModule, count: int) -> Program:
         return out
 
     base = _base(module, [node for node, _ in writer.needed])
-    return Program(base, _exact_base(module, writer.needed) if writer.kinked else base, run)
+    return Program(base, _exact_base(module, writer.needed) if writer.kinked else base, run, writer.kinked)
 
 
 def _base(module: fx.GraphModule, needed: list[fx.Node]) -> fx.GraphModule:

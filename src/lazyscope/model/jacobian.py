@@ -1,0 +1,168 @@
+"""Dh(w₀) as a linear operator and D²h(w₀) as a bilinear one: products by automatic differentiation, nothing stored."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from lazyscope._typing import Inputs, Params
+from lazyscope.errors import InputError, ModelError
+from lazyscope.linalg.bilinear import Bilinear, DenseBilinear
+from lazyscope.linalg.operator import Operator
+from lazyscope.model.base import Model, check_inputs, flatten, unflatten
+
+_AT_ONCE = 2_000_000
+"""Numbers that pairs under one `vmap` may hold; beyond, each is large enough to fill the machine."""
+
+
+class Batches:
+    """Inputs of n points, cut along the points."""
+
+    def __init__(self, x: Inputs, size: int) -> None:
+        check_inputs(x)
+        self._keys, self.leaves = flatten(x)
+        counts = {t.shape[0] if t.ndim else 0 for t in self.leaves}
+        if len(counts) > 1 or counts == {0}:
+            raise InputError(
+                f"The inputs hold {sorted(counts)} points; give every tensor the n points as its first dimension."
+            )
+        if size < 1:
+            raise InputError(f"A batch needs at least one point, not {size}; pass a positive size.")
+        self.n = counts.pop()
+        self.size = size
+
+    def even(self) -> Batches:
+        """As many batches, of nearly equal size."""
+        return Batches(unflatten(self._keys, self.leaves), -(-self.n // -(-self.n // self.size)))
+
+    def __iter__(self) -> Iterator[Inputs]:
+        return (self[start : start + self.size] for start in range(0, self.n, self.size))
+
+    def __getitem__(self, rows: slice) -> Inputs:
+        return unflatten(self._keys, [t[rows] for t in self.leaves])
+
+
+class JacobianOperator(Operator):
+    """J = Dh(w₀), (nk × p): Jv by forward mode, Jᵀu by reverse mode, `batch` points at a time.
+
+    Rows are the outputs of all points, flattened as `model(x).flatten()`; columns are the parameters in the order of
+    `model.params`, flattened. Memory is one batch's activations and a few vectors; every column costs its own passes.
+    """
+
+    def __init__(self, model: Model | nn.Module, x: Inputs, *, batch: int = 128) -> None:
+        model = model if isinstance(model, Model) else Model(model)
+        self.model, self.batches = model, Batches(x, batch)
+        first = next(iter(self.batches))
+        with torch.no_grad():
+            out = model(first)
+        points = flatten(first)[1][0].shape[0]
+        if out.ndim == 0 or out.shape[0] != points:
+            raise ModelError(
+                f"The model maps {points} points to an output of shape {tuple(out.shape)}; let its first"
+                " dimension be the points."
+            )
+        self.n, self.k = self.batches.n, out.numel() // points
+        self.shape = (self.n * self.k, model.n_params)
+        self.dtype, self.device = out.dtype, out.device
+
+    def push_forward(self, v: Params) -> Float[Tensor, " rows"]:
+        """Jv for v by name."""
+        start, move = dict(self.model.params), {name: v[name] for name in self.model.params}
+        parts = []
+        for x in self.batches:
+            with torch.no_grad():  # forward mode needs no graph
+                parts.append(torch.func.jvp(lambda w, x=x: self._forward(w, x), (start,), (move,))[1])
+        return torch.cat(parts)
+
+    def pull_back(self, u: Float[Tensor, " rows"]) -> dict[str, Tensor]:
+        """Jᵀu by name: the gradient of the weighted sum uᵀh(w₀)."""
+        total = {name: torch.zeros_like(w) for name, w in self.model.params.items()}
+        at = 0
+        for x in self.batches:
+            linearised = torch.func.vjp(lambda w, x=x: self._forward(w, x), dict(self.model.params))
+            rows = len(linearised[0])
+            (gradient,) = linearised[1](u[at : at + rows])
+            at += rows
+            for name, g in gradient.items():
+                total[name] += g
+        return total
+
+    def matmat(self, u: Float[Tensor, "columns m"]) -> Float[Tensor, "rows m"]:
+        return torch.stack([self.push_forward(_named(self.model, column)) for column in u.T], 1)
+
+    def rmatmat(self, v: Float[Tensor, "rows m"]) -> Float[Tensor, "columns m"]:
+        columns = [self.pull_back(column).values() for column in v.T]
+        return torch.stack([torch.cat([g.flatten() for g in column]) for column in columns], 1)
+
+    def to_dense(self) -> Float[Tensor, "rows columns"]:
+        return torch.cat([self.model.jacobian(x) for x in self.batches])
+
+    def _forward(self, w: Params, x: Inputs) -> Float[Tensor, " rows"]:
+        return self.model(x, w).flatten()
+
+
+
+class SecondDerivative(Bilinear):
+    """B = D²h(w₀), Rᵖ × Rᵖ → Rⁿᵏ: B(u, v) by two nested JVPs, B(u, ·)ᵀg by a JVP of a gradient.
+
+    Rows and columns are those of `JacobianOperator`. Small models take all pairs at once, under `vmap`.
+    """
+
+    def __init__(self, model: Model | nn.Module, x: Inputs, *, batch: int = 128) -> None:
+        jacobian = JacobianOperator(model, x, batch=batch)
+        self.model, self._batches = jacobian.model, jacobian.batches
+        self.shape, self.dtype, self.device = jacobian.shape, jacobian.dtype, jacobian.device
+        self._at_once = max(1, _AT_ONCE // (self.shape[1] + jacobian.k * min(batch, jacobian.n)))
+
+    def pair(self, u: Float[Tensor, "s p"], v: Float[Tensor, "s p"]) -> Float[Tensor, "s N"]:
+        def product(first: Tensor, second: Tensor, x: Inputs) -> Tensor:
+            def derivative(w: Params) -> Tensor:
+                out: Tensor = torch.func.jvp(lambda w: self.model(x, w).flatten(), (w,), (_named(self.model, first),))[1]
+                return out
+
+            out: Tensor = torch.func.jvp(derivative, (dict(self.model.params),), (_named(self.model, second),))[1]
+            return out
+
+        return torch.cat([self._mapped(lambda a, b, x=x: product(a, b, x), u, v) for x in self._batches], 1)
+
+    def contract(self, g: Float[Tensor, "s N"], u: Float[Tensor, "s p"]) -> Float[Tensor, "s p"]:
+        def product(weights: Tensor, move: Tensor, x: Inputs) -> Tensor:
+            def gradient(w: Params) -> dict[str, Tensor]:
+                (out,) = torch.func.vjp(lambda w: self.model(x, w).flatten(), w)[1](weights)
+                return dict(out)
+
+            change = torch.func.jvp(gradient, (dict(self.model.params),), (_named(self.model, move),))[1]
+            return torch.cat([piece.flatten() for piece in change.values()])
+
+        total, at = torch.zeros_like(u), 0
+        each = g.shape[1] // self._batches.n
+        for x in self._batches:
+            rows = each * flatten(x)[1][0].shape[0]
+            total += self._mapped(lambda a, b, x=x: product(a, b, x), g[:, at : at + rows], u)
+            at += rows
+        return total
+
+    def to_dense(self) -> DenseBilinear:
+        """The tensor (nk, p, p): for small models, where its one computation is less than many products."""
+        start = torch.cat([w.flatten() for w in self.model.params.values()])
+        parts = []
+        for x in self._batches:
+            function = lambda w, x=x: self.model(x, _named(self.model, w)).flatten()  # noqa: E731
+            parts.append(torch.func.jacfwd(torch.func.jacrev(function))(start))
+        return DenseBilinear(torch.cat(parts))
+
+    def _mapped(self, product: Callable[[Tensor, Tensor], Tensor], first: Tensor, second: Tensor) -> Tensor:
+        with torch.no_grad():
+            if self._at_once == 1:
+                return torch.stack([product(a, b) for a, b in zip(first, second, strict=True)])
+            out: Tensor = torch.vmap(product, chunk_size=self._at_once)(first, second)
+            return out
+
+
+def _named(model: Model, v: Float[Tensor, " columns"]) -> dict[str, Tensor]:
+    """A vector of Rᵖ by name."""
+    pieces = v.split([w.numel() for w in model.params.values()])
+    return {name: piece.view_as(w) for (name, w), piece in zip(model.params.items(), pieces, strict=True)}

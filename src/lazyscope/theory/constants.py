@@ -1,0 +1,212 @@
+"""What the theorems need to know of h around w₀: ‖Dh(w₀)‖, σ_min, and the Lipschitz constants of h and Dh on balls.
+
+Norms are those of F = L² of the empirical measure and Euclidean on parameters. The Lipschitz constants are analytic upper
+bounds where the model allows it, so that a certificate is a proof, or sampled, and then labelled as estimates.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from lazyscope._typing import Inputs
+from lazyscope.errors import ModelError
+from lazyscope.linalg.bilinear import bilinear_norm
+from lazyscope.model.base import Model, flatten
+from lazyscope.model.coordinates import Studied
+from lazyscope.model.jacobian import Batches, SecondDerivative
+from lazyscope.model.two_layer import TwoLayer
+
+Number = float | int
+
+BOUNDS: dict[Callable[[Tensor], Tensor], tuple[float, float]] = {
+    torch.tanh: (1.0, 4 / (3 * math.sqrt(3))),  # |σ''| = 2 tanh sech², largest at tanh² = 1/3
+    torch.sigmoid: (1 / 4, 1 / (6 * math.sqrt(3))),  # tanh at half the argument, halved
+    torch.erf: (2 / math.sqrt(math.pi), 2 * math.sqrt(2 / (math.pi * math.e))),  # |σ''| = 4|t|e^{-t²}/√π at t² = 1/2
+    torch.sin: (1.0, 1.0),
+    torch.cos: (1.0, 1.0),
+    torch.nn.functional.softplus: (1.0, 1 / 4),  # σ' is the sigmoid
+}
+"""sup |σ'| and sup |σ''| on the line."""
+
+
+class Constants(ABC):
+    """‖Dh(w₀)‖ and σ_min, the largest and smallest singular value of Dh(w₀)ᵀ, and Lipschitz constants around w₀.
+
+    `kind` says what the latter are: "upper bound" or "estimate".
+    """
+
+    jacobian_norm: float
+    smallest: float
+    kind: str
+
+    @abstractmethod
+    def smoothness(self, radius: Number) -> float:
+        """Lip(Dh) on the ball of this radius around w₀."""
+
+    def lipschitz(self, radius: Number) -> float:
+        """Lip(h) on that ball: at most ‖Dh(w₀)‖ + r Lip(Dh)."""
+        return self.jacobian_norm + radius * self.smoothness(radius)
+
+    @abstractmethod
+    def at(self, x: Inputs) -> Pointwise:
+        """The constants of single points, for unseen x."""
+
+    def radius(self, reach: Number) -> float:
+        """The smallest r with r · Lip(h) ≥ reach, Lip(h) on the ball of radius r: how far a path of this reach may go."""
+        high = 1.0
+        while high * self.lipschitz(high) < reach:
+            high *= 2
+        return _crossing(lambda r: r * self.lipschitz(r) - reach, 0.0, high)
+
+    def self_consistent_smoothness(self) -> float:
+        """inf{L : Dh is L-Lipschitz on the ball of radius σ_min/(2L)}, the Lip(Dh) of Theorem 2.4 (supplement, B.3)."""
+        low, high = self.smoothness(0.0), max(self.smoothness(0.0), 1e-300)
+        if low == 0 and self.smoothness(1.0) == 0:
+            return 0.0
+        while self.smoothness(self.smallest / (2 * high)) > high:
+            high *= 2
+        return _crossing(lambda bound: bound - self.smoothness(self.smallest / (2 * max(bound, 1e-300))), low, high)
+
+
+@dataclass(frozen=True)
+class Pointwise:
+    """M₁ = sup_x ‖D_w f(w₀, x)‖ and r ↦ M₂ = sup_x Lip(D_w f(·, x)) on the ball of radius r (Proposition A.1)."""
+
+    jacobian: float
+    smoothness: Callable[[Number], float]
+
+
+class TwoLayerConstants(Constants):
+    """Analytic bounds for f(x) = Σ_j a_j σ(b_j·x) with smooth σ.
+
+    On one neuron D²φ(u, u) = 2u_a σ'(b·x)(u_b·x) + aσ''(b·x)(u_b·x)². With S₁ = sup|σ'| λ_max(C)^½ and S₂ = sup|σ''| max|x|
+    λ_max(C)^½, C = (1/n) Σ xxᵀ, its norm is at most 2S₁|u_a||u_b| + AS₂|u_b|², A = max_j |a_j| + r. The largest value of
+    this form on the unit circle is (AS₂ + √(A²S₂² + 4S₁²))/2; the largest neuron's is that of the net (block structure).
+    """
+
+    kind = "upper bound"
+
+    def __init__(self, net: TwoLayer, x: Float[Tensor, "n d"]) -> None:
+        if net.batch:
+            raise ModelError(f"The family holds {net.batch} nets; choose one, as net[0].")
+        if net.activation not in BOUNDS:
+            known = ", ".join(sorted(function.__name__ for function in BOUNDS))
+            raise ModelError(
+                f"No bounds on σ' and σ'' are known for this activation (known: {known}); use one of these, or"
+                " SampledConstants for estimates."
+            )
+        self._net, self._slope, self._bend = net, *BOUNDS[net.activation]
+        self._outer = float((net.a if net.alive is None else net.a * net.alive).abs().max())
+        self.jacobian_norm, self.smallest = singular_values(net, x)
+        x = x.double()
+        self._root = math.sqrt(max(0.0, float(torch.linalg.eigvalsh(x.T @ x / len(x))[-1])))
+        self._longest = float(x.norm(dim=-1).max())
+
+    def smoothness(self, radius: Number) -> float:
+        return self._form(self._slope * self._root, self._bend * self._longest * self._root, radius)
+
+    def at(self, x: Float[Tensor, "n d"]) -> Pointwise:
+        kernel = self._net.to(torch.float64).coordinates(x.double(), centred=True).kernel()
+        longest = float(x.double().norm(dim=-1).max())
+        return Pointwise(
+            math.sqrt(float(kernel.diagonal().max())),
+            lambda radius: self._form(self._slope * longest, self._bend * longest**2, radius),
+        )
+
+    def _form(self, mixed: float, pure: float, radius: Number) -> float:
+        pure *= self._outer + radius
+        return (pure + math.hypot(pure, 2 * mixed)) / 2
+
+
+@dataclass(frozen=True)
+class GivenConstants(Constants):
+    """Constants known beforehand, with one Lip(Dh) everywhere: linear maps (0), quadratic maps (‖D²h‖)."""
+
+    jacobian_norm: float
+    smallest: float
+    hessian_norm: float
+    pointwise_jacobian: float = math.inf
+    pointwise_hessian: float = math.inf
+    kind: str = "upper bound"
+
+    def smoothness(self, radius: Number) -> float:
+        return self.hessian_norm
+
+    def at(self, x: Inputs) -> Pointwise:
+        return Pointwise(self.pointwise_jacobian, lambda radius: self.pointwise_hessian)
+
+
+class SampledConstants(Constants):
+    """Lip(Dh) as the largest ‖D²h(w)‖ at w₀ and at `samples` random points of the ball: an estimate from below.
+
+    For any model; with kinks it is the almost-everywhere second derivative, which misses them.
+    """
+
+    kind = "estimate"
+
+    def __init__(self, model: Model, x: Inputs, *, samples: int = 4, seed: int = 0) -> None:
+        self._model, self._x, self._samples, self._seed = model, x, samples, seed
+        self._points = Batches(x, 1).n
+        self.jacobian_norm, self.smallest = singular_values(model, x)
+        self._known: dict[float, float] = {}
+
+    def smoothness(self, radius: Number) -> float:
+        rounded = 0.0 if radius == 0 else 2.0 ** math.ceil(math.log2(radius))  # few radii, each measured once
+        if rounded not in self._known:
+            self._known[rounded] = self._largest(self._x, rounded) / math.sqrt(self._points)
+        return max(value for known, value in self._known.items() if known <= rounded)
+
+    def at(self, x: Inputs) -> Pointwise:
+        single = [part for part in Batches(x, 1)]
+        jacobian = max(singular_values(self._model, part)[0] for part in single)
+        return Pointwise(jacobian, lambda radius: max(self._largest(part, radius) for part in single))
+
+    def _largest(self, x: Inputs, radius: Number) -> float:
+        random = torch.Generator().manual_seed(self._seed)
+        found = bilinear_norm(SecondDerivative(self._model, x, batch=512)).value
+        for _ in range(self._samples if radius else 0):
+            moves = {k: torch.randn(w.shape, generator=random).to(w) for k, w in self._model.params.items()}
+            length = math.sqrt(sum(float(move.square().sum()) for move in moves.values()))
+            moved = self._model.at({k: w + moves[k] * (radius / length) for k, w in self._model.params.items()})
+            found = max(found, bilinear_norm(SecondDerivative(moved, x, batch=512), starts=4).value)
+        return found
+
+
+def constants_of(model: Studied, x: Inputs) -> Constants:
+    """The best that is known: analytic for smooth two-layer nets, sampled otherwise."""
+    if isinstance(model, TwoLayer):
+        if not model.batch and model.activation in BOUNDS:
+            return TwoLayerConstants(model, x)
+        if model.batch:
+            raise ModelError(f"The family holds {model.batch} nets; choose one, as net[0].")
+        activation = model.activation
+        return SampledConstants(Model(lambda w, x: activation(x @ w["b"].mT) @ w["a"], model.params), x)
+    if isinstance(model, Model):
+        return SampledConstants(model, x)
+    raise ModelError(f"Constants need one model, not {type(model).__name__}; pass a Model or a TwoLayer.")
+
+
+def singular_values(model: Studied, x: Inputs) -> tuple[float, float]:
+    """‖Dh(w₀)‖ and σ_min of Dh(w₀)ᵀ in F, from the dense kernel K/n; σ_min is 0 where it is rounding."""
+    kernel = model.coordinates(x, centred=True).kernel().detach().double()
+    values = torch.linalg.eigvalsh(kernel / flatten(x)[1][0].shape[0])
+    noise = 4 * math.sqrt(len(values)) * torch.finfo(torch.float64).eps * float(values[-1])
+    least = float(values[0])
+    return math.sqrt(float(values[-1])), math.sqrt(least) if least > noise else 0.0
+
+
+def _crossing(function: Callable[[float], float], low: float, high: float) -> float:
+    """Where an increasing function becomes ≥ 0, from above, by bisection to full precision."""
+    for _ in range(200):
+        middle = (low + high) / 2
+        if not low < middle < high:
+            break
+        low, high = (low, middle) if function(middle) >= 0 else (middle, high)
+    return high
