@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from functools import partial
 
 import torch
 from jaxtyping import Float
@@ -104,7 +105,6 @@ class JacobianOperator(Operator):
         return self.model(x, w).flatten()
 
 
-
 class SecondDerivative(Bilinear):
     """B = D²h(w₀), Rᵖ × Rᵖ → Rⁿᵏ: B(u, v) by two nested JVPs, B(u, ·)ᵀg by a JVP of a gradient.
 
@@ -118,18 +118,20 @@ class SecondDerivative(Bilinear):
         self._at_once = max(1, _AT_ONCE // (self.shape[1] + jacobian.k * min(batch, jacobian.n)))
 
     def pair(self, u: Float[Tensor, "s p"], v: Float[Tensor, "s p"]) -> Float[Tensor, "s N"]:
-        def product(first: Tensor, second: Tensor, x: Inputs) -> Tensor:
+        def product(x: Inputs, first: Tensor, second: Tensor) -> Tensor:
             def derivative(w: Params) -> Tensor:
-                out: Tensor = torch.func.jvp(lambda w: self.model(x, w).flatten(), (w,), (_named(self.model, first),))[1]
+                out: Tensor = torch.func.jvp(lambda w: self.model(x, w).flatten(), (w,), (_named(self.model, first),))[
+                    1
+                ]
                 return out
 
             out: Tensor = torch.func.jvp(derivative, (dict(self.model.params),), (_named(self.model, second),))[1]
             return out
 
-        return torch.cat([self._mapped(lambda a, b, x=x: product(a, b, x), u, v) for x in self._batches], 1)
+        return torch.cat([self._mapped(partial(product, x), u, v) for x in self._batches], 1)
 
     def contract(self, g: Float[Tensor, "s N"], u: Float[Tensor, "s p"]) -> Float[Tensor, "s p"]:
-        def product(weights: Tensor, move: Tensor, x: Inputs) -> Tensor:
+        def product(x: Inputs, weights: Tensor, move: Tensor) -> Tensor:
             def gradient(w: Params) -> dict[str, Tensor]:
                 (out,) = torch.func.vjp(lambda w: self.model(x, w).flatten(), w)[1](weights)
                 return dict(out)
@@ -141,7 +143,7 @@ class SecondDerivative(Bilinear):
         each = g.shape[1] // self._batches.n
         for x in self._batches:
             rows = each * flatten(x)[1][0].shape[0]
-            total += self._mapped(lambda a, b, x=x: product(a, b, x), g[:, at : at + rows], u)
+            total += self._mapped(partial(product, x), g[:, at : at + rows], u)
             at += rows
         return total
 

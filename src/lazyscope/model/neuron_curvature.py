@@ -1,7 +1,7 @@
 """D²h of a two-layer net, exactly, through its block structure.
 
-Each neuron φ(a, b)(x) = aσ(b·x) has its own parameters, so h(w) = Σ_j φ(θ_j) has D²h(u, u) = Σ_j D²φ(θ_j)(u_j, u_j). For
-fixed g the form gᵀD²h is block-diagonal, and its norm is that of one block. Therefore
+Each neuron φ(a, b)(x) = aσ(b·x) has its own parameters, so h(w) = Σ_j φ(θ_j) has D²h(u, u) = Σ_j D²φ(θ_j)(u_j, u_j).
+For fixed g the form gᵀD²h is block-diagonal, and its norm is that of one block. Therefore
 sup_{|u|=1} ‖D²h(u, u)‖ = max_j sup_{|u_j|=1} ‖D²φ(θ_j)(u_j, u_j)‖: the supplement (A.2) has ≤, and it is an equality.
 """
 

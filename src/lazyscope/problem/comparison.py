@@ -50,14 +50,17 @@ def compare(
     times = times if float(times[0]) == 0 else torch.cat([times.new_zeros(1), times])
     fine, coarse = (_flows(model, loss, x, y, times, float(alpha), centred, rtol) for rtol in (_FINE, _COARSE))
     path, tangent = fine
-    assert path.params is not None and tangent.params is not None
+    assert path.params is not None
+    assert tangent.params is not None
     n, scale = path.outputs.shape[1], float(alpha)
     risk = loss.risk(path.outputs[0], y)
     gradients = torch.stack([risk.gradient(out) for out in path.outputs]).flatten(1)
     kernels = [_kernel(model, {k: v[i] for k, v in path.params.items()}, scale, x) / n for i in range(len(times))]
     best = loss.minimiser(risk.target) if hasattr(loss, "minimiser") else torch.full_like(path.outputs[0], math.nan)
     # ‖∇_v R‖² = ∇RᵀK∇R/n², K = Dh Dhᵀ at w_α
-    gradient = torch.stack([(g @ kernel @ g / n).sqrt() for g, kernel in zip(gradients, kernels, strict=True)])
+    gradient = torch.stack(
+        [(g @ kernel @ g / n).clamp(min=0).sqrt() for g, kernel in zip(gradients, kernels, strict=True)]
+    )
     shifts = [((kernel - kernels[0]) @ g).norm() for g, kernel in zip(gradients, kernels, strict=True)]
     vague = sum(_apart(a, b, "params") for a, b in zip(fine, coarse, strict=True)) + _ROUNDING * float(
         path.travel.max()
@@ -93,7 +96,7 @@ def certify(
     y: Tensor,
     *,
     alpha: Number,
-    K: Number = 1.0,  # noqa: N803 - the paper's name
+    K: Number = 1.0,
     horizon: Number | None = None,
     centred: bool = False,
     unseen: Inputs | None = None,
@@ -102,8 +105,8 @@ def certify(
 ) -> list[Certificate]:
     """Every theorem of section 2 with explicit bounds, beside the measured distance along both flows.
 
-    Theorem 2.2 up to T = `horizon` (K/‖Dh(w₀)‖² unless given), 2.3 (square loss only) up to K/Lip(h)², 2.4 and the lemmas
-    as far as the flow was followed. Theorem 2.5 has no explicit bound; see `theory.under_parameterised`.
+    Theorem 2.2 up to T = `horizon` (K/‖Dh(w₀)‖² unless given), 2.3 (square loss only) up to K/Lip(h)², 2.4 and the
+    lemmas as far as the flow was followed. Theorem 2.5 has no explicit bound; see `theory.under_parameterised`.
     """
     model, x, unseen = _double(model), _double_inputs(x), None if unseen is None else _double_inputs(unseen)
     known = constants_of(model, x) if constants is None else constants
@@ -122,6 +125,13 @@ def certify(
     times = torch.cat([torch.linspace(0, time, points, dtype=torch.float64) for time in ends]).unique()
     both = compare(model, loss, x, y, alpha=alpha, times=times, centred=centred, unseen=unseen)
     return [*(c.against(both) for c in found), linear_rate(loss, both), stability(loss, both, known)]
+
+
+def rank(model: Studied, x: Inputs) -> int:
+    """rank Dh(w₀) on the data, in float64: singular values below rounding do not count."""
+    kernel = _double(model).coordinates(_double_inputs(x), centred=True).kernel().detach()
+    values = torch.linalg.eigvalsh(kernel)
+    return int((values > 1e-12 * values[-1]).sum())
 
 
 def _flows(

@@ -1,8 +1,9 @@
-"""Random problems with constants that are proved, for certificates to be tried on: nets, quadratic maps, losses, scales."""
+"""Random problems with proved constants, for certificates to be tried on: nets, quadratic maps, losses, scales."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
@@ -29,7 +30,7 @@ _LOSSES: tuple[Loss, ...] = (
 
 @dataclass(frozen=True)
 class RandomProblem:
-    """A model with proved constants on data, a loss, a scale α and an iteration number K; one a seed, all in float64."""
+    """A model with proved constants on data, a loss, a scale α and an iteration number K; one a seed, in float64."""
 
     model: Studied
     constants: Constants
@@ -52,7 +53,7 @@ class RandomProblem:
             return int(torch.randint(low, high + 1, (), generator=random))
 
         def log_uniform(low: float, high: float) -> float:
-            return low * (high / low) ** float(torch.rand((), generator=random))
+            return math.exp(math.log(low) + math.log(high / low) * float(torch.rand((), generator=random)))
 
         n, loss = integer(2, 5), _LOSSES[integer(0, len(_LOSSES) - 1)]
         model, constants, x, unseen, words = (_net if integer(0, 3) else _quadratic)(n, random)
@@ -94,7 +95,7 @@ def _quadratic(n: int, random: torch.Generator) -> tuple[Studied, Constants, Ten
     bent = torch.randn(n, p, p, generator=random, dtype=torch.float64) * size
     bent = (bent + bent.mT) / 2
 
-    def function(w: dict[str, Tensor], x: Tensor) -> Tensor:
+    def function(w: Mapping[str, Tensor], x: Tensor) -> Tensor:
         return x @ (offset + linear @ w["w"] + 0.5 * torch.einsum("kij,i,j->k", bent, w["w"], w["w"]))
 
     model = Model(function, {"w": torch.randn(p, generator=random, dtype=torch.float64)})

@@ -174,7 +174,9 @@ class Certificate:
         lines += [f"  {hypothesis}" for hypothesis in self.hypotheses]
         lines += [f"  {name} = {constant}" for name, constant in self.constants.items()]
         if self.measurements:
-            lines += [f"  {m.statement}: {m.measured:.3g} ≤ {m.bound:.3g} at t = {m.time:.3g}" for m in self.measurements]
+            lines += [
+                f"  {m.statement}: {m.measured:.3g} ≤ {m.bound:.3g} at t = {m.time:.3g}" for m in self.measurements
+            ]
         else:
             lines += [f"  {bound.statement}" for bound in self.bounds]
         return "\n".join(lines)

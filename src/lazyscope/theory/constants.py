@@ -1,7 +1,7 @@
 """What the theorems need to know of h around w₀: ‖Dh(w₀)‖, σ_min, and the Lipschitz constants of h and Dh on balls.
 
-Norms are those of F = L² of the empirical measure and Euclidean on parameters. The Lipschitz constants are analytic upper
-bounds where the model allows it, so that a certificate is a proof, or sampled, and then labelled as estimates.
+Norms are those of F = L² of the empirical measure and Euclidean on parameters. The Lipschitz constants are analytic
+upper bounds where the model allows it, so that a certificate is a proof, or sampled, and then labelled as estimates.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class Constants(ABC):
         """The constants of single points, for unseen x."""
 
     def radius(self, reach: Number) -> float:
-        """The smallest r with r · Lip(h) ≥ reach, Lip(h) on the ball of radius r: how far a path of this reach may go."""
+        """The smallest r with r · Lip(h) ≥ reach, Lip(h) on the ball of radius r: how far such a path may go."""
         high = 1.0
         while high * self.lipschitz(high) < reach:
             high *= 2
@@ -86,9 +86,9 @@ class Pointwise:
 class TwoLayerConstants(Constants):
     """Analytic bounds for f(x) = Σ_j a_j σ(b_j·x) with smooth σ.
 
-    On one neuron D²φ(u, u) = 2u_a σ'(b·x)(u_b·x) + aσ''(b·x)(u_b·x)². With S₁ = sup|σ'| λ_max(C)^½ and S₂ = sup|σ''| max|x|
-    λ_max(C)^½, C = (1/n) Σ xxᵀ, its norm is at most 2S₁|u_a||u_b| + AS₂|u_b|², A = max_j |a_j| + r. The largest value of
-    this form on the unit circle is (AS₂ + √(A²S₂² + 4S₁²))/2; the largest neuron's is that of the net (block structure).
+    On one neuron D²φ(u, u) = 2u_a σ'(b·x)(u_b·x) + aσ''(b·x)(u_b·x)². With S₁ = sup|σ'| λ_max(C)^½ and S₂ = sup|σ''|
+    max|x| λ_max(C)^½, C = (1/n) Σ xxᵀ, its norm is at most 2S₁|u_a||u_b| + AS₂|u_b|², A = max_j |a_j| + r. The largest
+    value of this form on the unit circle is (AS₂ + √(A²S₂² + 4S₁²))/2; by the block structure it bounds the net's too.
     """
 
     kind = "upper bound"
@@ -164,7 +164,7 @@ class SampledConstants(Constants):
         return max(value for known, value in self._known.items() if known <= rounded)
 
     def at(self, x: Inputs) -> Pointwise:
-        single = [part for part in Batches(x, 1)]
+        single = list(Batches(x, 1))
         jacobian = max(singular_values(self._model, part)[0] for part in single)
         return Pointwise(jacobian, lambda radius: max(self._largest(part, radius) for part in single))
 

@@ -1,4 +1,4 @@
-"""Section 2.3 as certificates: uniform bounds and convergence for strongly convex losses, Theorems 2.4 and 2.5, B.1, B.2.
+"""Section 2.3 as certificates: convergence for strongly convex losses, Theorems 2.4 and 2.5, Lemmas B.1 and B.2.
 
 Conventions are those of `theory.lazy`. m and M are the loss's constants and κ = M/m its condition number, not the
 relative scale.
@@ -35,10 +35,10 @@ def over_parameterised(
     centred: bool = False,
     constants: Constants | None = None,
 ) -> Certificate:
-    """Theorem 2.4: if σ_min > 0, ‖h(w₀)‖ ≤ C₀ = σ_min³/(32κ^{3/2}‖Dh(w₀)‖ Lip(Dh)) and α > ‖y*‖/C₀, then for all t
+    """Theorem 2.4: if σ_min > 0, ‖h(w₀)‖ ≤ C₀ = σ_min³/(32κ^{3/2}‖Dh(w₀)‖ Lip(Dh)) and α > ‖y*‖/C₀, for all t
 
     ‖y - y*‖ ≤ κ^½ ‖y(0) - y*‖ e^{-mσ_min²t/4}, ‖w_α - w₀‖ ≤ ρ := 8κ^{3/2}‖Dh(w₀)‖‖y(0) - y*‖/(ασ_min²), and with the
-    constants that B.3 leaves out, ‖y - ȳ‖ ≤ Δ by Lemma B.2 with K ≤ (5/2)‖Dh(w₀)‖ Lip(Dh) ρ M κ^½‖y(0) - y*‖ (within the
+    constants that B.3 leaves out, ‖y - ȳ‖ ≤ Δ by Lemma B.2 with K ≤ (5/2)‖Dh(w₀)‖ Lip(Dh) ρ M κ^½‖y(0) - y*‖ (in the
     ball ‖Dh(w)‖ ≤ (3/2)‖Dh(w₀)‖), and ‖w_α - w̄_α‖ by the integral of B.3, split at the best t₀ rather than at log α.
     Lip(Dh) is the technical one of B.3, so that h need not be smooth far from w₀.
     """
@@ -46,7 +46,9 @@ def over_parameterised(
     low, high = loss.strong_convexity, loss.smoothness
     sigma, norm = s.constants.smallest, s.constants.jacobian_norm
     conditions = [
-        Hypothesis("R is strongly convex and smooth", low > 0 and math.isfinite(high), f"m = {low:.3g}, M = {high:.3g}"),
+        Hypothesis(
+            "R is strongly convex and smooth", low > 0 and math.isfinite(high), f"m = {low:.3g}, M = {high:.3g}"
+        ),
         Hypothesis("Dh(w₀) is surjective", sigma > 0, f"σ_min = {sigma:.3g}"),
     ]
     if not all(condition.holds for condition in conditions):
@@ -88,7 +90,7 @@ def linear_rate_bound(gap: float, condition: float, rate: float, t: Tensor) -> T
 
 def stability_bound(shift: float, kernel_norm: float, floor: float, convexity: float) -> float:
     """Lemma B.2: ‖y - ȳ‖ ≤ K‖Σ(0)‖^½/(λ^{3/2}m), K = sup_t ‖(Σ(t) - Σ(0))∇R(y(t))‖. Its proof needs Σ(0) ⪰ λ alone."""
-    return shift * math.sqrt(kernel_norm) / (floor**1.5 * convexity)
+    return shift * math.sqrt(kernel_norm) / (floor * math.sqrt(floor) * convexity)
 
 
 def linear_rate(loss: Loss, comparison: Comparison) -> Certificate:
@@ -96,7 +98,9 @@ def linear_rate(loss: Loss, comparison: Comparison) -> Certificate:
     low, high = loss.strong_convexity, loss.smoothness
     floor = float(comparison.kernel_floor.min())
     conditions = (
-        Hypothesis("F is strongly convex and smooth", low > 0 and math.isfinite(high), f"m = {low:.3g}, M = {high:.3g}"),
+        Hypothesis(
+            "F is strongly convex and smooth", low > 0 and math.isfinite(high), f"m = {low:.3g}, M = {high:.3g}"
+        ),
         Hypothesis("Σ(t) ⪰ λ > 0", floor > 0, f"λ = {floor:.3g} at the recorded times"),
     )
     known = {"m": Constant(low), "M": Constant(high), "λ": Constant(floor, "estimate")}
@@ -129,7 +133,7 @@ def stability(loss: Loss, comparison: Comparison, constants: Constants) -> Certi
 
 @dataclass(frozen=True)
 class Decay:
-    """‖∇_v R‖ ≈ exp(level - rate·t) on the tail of a flow: the fit, its R², and the part of the gradient left at the end."""
+    """‖∇_v R‖ ≈ exp(level - rate·t) on the tail of a flow: the fit, its R², and the part left at the end."""
 
     rate: float
     level: float
@@ -138,7 +142,7 @@ class Decay:
 
     @staticmethod
     def of(comparison: Comparison) -> Decay:
-        """By least squares of the logarithm where the gradient has fallen below a hundredth, and rounding has not come."""
+        """By least squares of the logarithm, where the gradient is below a hundredth and above rounding."""
         size = (comparison.gradient / comparison.gradient[0]).numpy()
         floor = 10 * comparison.accuracy.get("gradient", 0.0) / float(comparison.gradient[0])
         tail = (size < _TAIL) & (size > max(floor, 1e-12))
@@ -163,8 +167,8 @@ def under_parameterised(
     constants: Constants | None = None,
     comparison: Comparison | None = None,
 ) -> Certificate:
-    """Theorem 2.5: with R strongly convex, h(w₀) = 0 and rank Dh constant around w₀, the flow converges geometrically to a
-    local minimum for all large α. It names no α₀ and no rate.
+    """Theorem 2.5: with R strongly convex, h(w₀) = 0 and rank Dh constant around w₀, the flow converges geometrically
+    to a local minimum for all large α. It names no α₀ and no rate.
 
     `rank` is that of Dh(w₀), `ranks_around` those at points nearby. What a qualitative statement leaves to measure is
     measured: the gradient's logarithm is a straight line (1 - R² ≤ 0.01), and nothing of it is left at the end.

@@ -99,8 +99,8 @@ def general(
     """Theorem 2.2 with the constants of its proof (supplement, B.1), for t ≤ T = `horizon`.
 
     ‖w_α - w₀‖ ≤ ρ(t) := (tR(y(0)))^½/α. On the ball of radius ρ(T), with L = Lip(h), D = Lip(Dh) there, ‖∇R(y)‖ ≤ G :=
-    ‖∇R(y(0))‖ + ML(TR(y(0)))^½ and C₁/α = 2LDρ(T)G, C₂ = L²M, Grönwall gives ‖y - ȳ‖ ≤ (C₁/αC₂)(e^{C₂t} - 1); integrating
-    α‖w_α - w̄_α‖' ≤ Dρ(t)G + LM‖y - ȳ‖ gives ‖w_α - w̄_α‖. (The proof prints F_α(w_α(t)) where F_α(w₀) is meant.)
+    ‖∇R(y(0))‖ + ML(TR(y(0)))^½ and C₁/α = 2LDρ(T)G, C₂ = L²M, Grönwall gives ‖y - ȳ‖ ≤ (C₁/αC₂)(e^{C₂t} - 1), and
+    integrating α‖w_α - w̄_α‖' ≤ Dρ(t)G + LM‖y - ȳ‖ gives ‖w_α - w̄_α‖. (The proof prints F_α(w_α(t)) for F_α(w₀).)
     """
     s = Start.of(model, loss, x, y, alpha, centred, constants)
     end, m = float(horizon), loss.smoothness
@@ -137,7 +137,7 @@ def finite_horizon(
     y: Tensor,
     *,
     alpha: Number,
-    K: Number,  # noqa: N803 - the paper's name
+    K: Number,
     centred: bool = False,
     radius: Number | None = None,
     constants: Constants | None = None,
@@ -147,7 +147,7 @@ def finite_horizon(
 
     ‖y - ȳ‖ ≤ (K²/α) (Lip(Dh)/Lip(h)²) ‖αh(w₀) - y*‖² at T, and (t²/α) Lip(h)² Lip(Dh) ‖·‖² before. The bound on weights
     is the printed one; integrating A and B of step 3 gives (1/2 + K/3) where the supplement has (2 + 4K/3), and that
-    tight one stands beside it. `radius` is r; unless given, the smallest one that α allows, so that h is known there only.
+    tight one stands beside it. `radius` is r; unless given, the smallest one that α allows.
     """
     if not K > 0:
         raise InputError(f"K is an iteration number and must be positive, not {K}; pass K > 0.")

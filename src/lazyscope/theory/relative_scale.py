@@ -79,7 +79,7 @@ class RelativeScale:
         return self._times(factor**degree, factor ** (degree - 1), factor ** (degree - 2))
 
     def widened(self, factor: Number, exponent: Number) -> RelativeScale:
-        """The leading order of that of a two-layer net α(m) Σ_j φ(θ_j), α(m) ∝ m^exponent, with `factor` times the neurons.
+        """To leading order, that of a two-layer net α(m) Σ_j φ(θ_j), α(m) ∝ m^exponent, of `factor` times the width.
 
         For independent neurons with Eφ = 0, h(w₀) and Dh grow like √m α(m), and D²h like α(m) (supplement, A.2);
         h(w₀) is then independent of y*. At exponent -1/2, κ falls like m^(-1/2); at -1 it has a limit.
@@ -126,8 +126,8 @@ def relative_scale(
     """κ_h(w₀) on the data x with targets y* = y: real outputs, or class indices, which stand for one-hot targets.
 
     ‖Dh‖ by Lanczos, ‖D²h‖ by ascent on the sphere from several `starts`, both matrix-free, `batch` points at a time. A
-    `TwoLayer` net needs no search in its whole parameter space: its neurons are solved one by one. For models with kinks
-    (ReLU, max-pooling) D²h is the almost-everywhere one at w₀, as the paper reads it locally; a `KinkWarning` says so.
+    `TwoLayer` net needs no search in its whole parameter space: its neurons are solved one by one. For models with
+    kinks (ReLU, max-pooling) D²h is the almost-everywhere one at w₀, as the paper reads it; a `KinkWarning` says so.
     """
     if isinstance(model, TwoLayer):
         return _of_two_layer(model, x, y, seed)

@@ -1,0 +1,176 @@
+"""Theorems 2.2 and 2.4 and Proposition A.1: how fast both flows come together as α grows.
+
+Smooth two-layer nets, h - h(w₀) in place of h, so that the flows start at 0. A symmetrised net starts there too, but
+its halves move in opposite directions, and the quadratic terms of h cancel in its outputs: these are one order closer
+to the tangent model's than the theorems say, which is shown beside them.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import torch
+from matplotlib.figure import Figure
+from torch import Tensor
+from torch.nn.functional import normalize
+
+from lazyscope.flow.ode import gradient_flow
+from lazyscope.flow.tangent import tangent_flow
+from lazyscope.lab.experiment import Claim, Experiment, Params, Result, Trials
+from lazyscope.lab.style import BLUE, GREEN, ORANGE, RED, panels
+from lazyscope.loss import Logistic, Loss, Square
+from lazyscope.model.two_layer import TwoLayer
+
+WIDTH, DIM, POINTS, UNSEEN = 20, 4, 5, 50
+CASES: dict[str, tuple[Loss, float]] = {
+    "square loss, T": (Square(), 10.0),
+    "logistic loss, T": (Logistic(), 40.0),
+    "square loss, all t": (Square(), 2000.0),
+    "symmetrised": (Square(), 10.0),
+}
+"""A loss and a horizon in units of 1/‖Dh(w₀)‖². By the third, what is left of the flow is a slow mode's tail."""
+
+QUANTITIES = {
+    "displacement": (r"$\|w_\alpha-w_0\|$", -1.0, 0.1, BLUE),
+    "weights": (r"$\|w_\alpha-\bar w_\alpha\|$", -2.0, 0.1, ORANGE),
+    "outputs": (r"$\|\alpha h-\alpha\bar h\|$", -1.0, 0.1, GREEN),
+    "unseen": (r"$\sup_x|\alpha f-\alpha\bar f|$, unseen $x$", -1.0, 0.15, RED),
+}
+"""How each is drawn, its exponent in α, and the band around it."""
+
+
+def grid(scale: str) -> list[Params]:
+    """Seeds × scales α for each case; quick leaves the long horizon out."""
+    paper = scale == "paper"
+    seeds, alphas = (range(20), 13) if paper else (range(4), 5)
+    cases = CASES if paper else [case for case in CASES if case != "square loss, all t"]
+    return [
+        {"case": case, "seed": seed, "alpha": float(alpha)}
+        for case in cases
+        for seed in seeds
+        for alpha in np.geomspace(10, 2e3, alphas)
+    ]
+
+
+def trial(points: list[Params], device: torch.device) -> list[Result]:
+    """Both flows of all seeds and scales of a case at once."""
+    results: dict[tuple[str, int, float], Result] = {}
+    for case in {str(point["case"]) for point in points}:
+        some = [point for point in points if point["case"] == case]
+        seeds = sorted({int(point["seed"]) for point in some})
+        alphas = sorted({float(point["alpha"]) for point in some})
+        found = distances(case, seeds, alphas, device)
+        for i, seed in enumerate(seeds):
+            for j, alpha in enumerate(alphas):
+                results[case, seed, alpha] = {name: float(value[i, j]) for name, value in found.items()}
+    return [results[str(p["case"]), int(p["seed"]), float(p["alpha"])] for p in points]
+
+
+def distances(case: str, seeds: list[int], alphas: list[float], device: torch.device) -> dict[str, Tensor]:
+    """sup over t ≤ T of each distance, (seeds, scales)."""
+    loss, horizon = CASES[case]
+    random = [torch.Generator().manual_seed(seed) for seed in seeds]
+    drawn = torch.stack([torch.randn(POINTS + UNSEEN, DIM, generator=stream, dtype=torch.float64) for stream in random])
+    x, beyond = normalize(drawn, dim=-1).to(device)[:, None].tensor_split((POINTS,), dim=-2)
+    y = torch.stack([torch.randn(1, POINTS, generator=stream, dtype=torch.float64) for stream in random]).to(device)
+    y = y.sign() if isinstance(loss, Logistic) else y
+    net = TwoLayer.gaussian(WIDTH, DIM, seeds, activation=torch.tanh)
+    net = (net.symmetrised() if case == "symmetrised" else net)[:, None].to(device, torch.float64)
+    top = torch.linalg.eigvalsh(net.coordinates(x, math.inf, centred=True).kernel())[..., -1].max() / POINTS
+    times = torch.linspace(0, horizon / float(top), 21, dtype=torch.float64)[1:]
+    scales = torch.tensor(alphas, dtype=torch.float64)
+    same = {"times": times, "centred": True, "keep_params": True, "rtol": 1e-10, "atol": 1e-13, "tolerance": 0.0}
+    path = gradient_flow(net, loss, x, y.expand(-1, len(alphas), -1), alpha=scales, **same)  # type: ignore[arg-type]
+    line = tangent_flow(net, loss, x, y, alpha=math.inf, **same)  # type: ignore[arg-type]
+    assert path.params is not None
+    assert line.params is not None
+    bent, straight = net.coordinates(beyond, scales, centred=True), net.coordinates(beyond, math.inf, centred=True)
+    with torch.no_grad():
+        gaps = torch.stack(
+            [bent.outputs(_at(path.params, t)) - straight.outputs(_at(line.params, t)) for t in range(20)]
+        )
+    apart = torch.cat([(path.params[k] - line.params[k]).flatten(3) for k in ("a", "b")], -1).norm(dim=-1)
+    outputs = (path.outputs - line.outputs).norm(dim=-1) / math.sqrt(POINTS)
+    scale = scales.to(device)
+    every = {
+        "displacement": path.travel / scale,
+        "weights": apart / scale,
+        "outputs": outputs,
+        "unseen": gaps.abs().amax(-1),
+    }
+    return {name: value.amax(0).cpu() for name, value in every.items()}
+
+
+def _at(params: dict[str, Tensor], time: int) -> dict[str, Tensor]:
+    return {name: value[time] for name, value in params.items()}
+
+
+def medians(trials: Trials, case: str, name: str) -> tuple[np.ndarray, np.ndarray]:
+    """The scales, and the median distance over the seeds."""
+    some = trials.where(case=case)
+    alphas = np.unique(some.column("alpha"))
+    return alphas, np.array([np.median(some.where(alpha=float(a)).column(name)) for a in alphas])
+
+
+def slope(trials: Trials, case: str, name: str) -> float:
+    """The exponent in α."""
+    alphas, values = medians(trials, case, name)
+    return float(np.polyfit(np.log(alphas), np.log(values), 1)[0])
+
+
+def cases(trials: Trials) -> list[str]:
+    """Those that ran."""
+    return [case for case in CASES if len(trials.where(case=case))]
+
+
+def claims(trials: Trials) -> list[Claim]:
+    """The exponents of the theorems, and the symmetrised net's."""
+    words = {"displacement": "‖w - w₀‖", "weights": "‖w - w̄‖", "outputs": "‖αh - αh̄‖", "unseen": "unseen points"}
+    source = {
+        "displacement": "Thm 2.2: O(1/α)",
+        "weights": "Thm 2.2: O(1/α²)",
+        "outputs": "Thm 2.2: O(1/α)",
+        "unseen": "Prop. A.1",
+    }
+    found = []
+    for case in cases(trials):
+        for name, (_, exponent, band, _) in QUANTITIES.items():
+            expected = exponent - (case == "symmetrised" and name in ("outputs", "unseen"))
+            measured = slope(trials, case, name)
+            said = "halves move oppositely: quadratic terms cancel" if case == "symmetrised" else source[name]
+            holds = abs(measured - expected) <= band
+            found.append(
+                Claim(f"{case}: {words[name]} ∝ α^s, s = {expected:g} ± {band:g}", said, f"s = {measured:.3f}", holds)
+            )
+    return found
+
+
+def figure(trials: Trials) -> Figure:
+    """A panel for each case."""
+    shown = cases(trials)
+    page, axes = panels(1, len(shown), width=3.3, height=3.4)
+    for axis, case in zip(axes[0], shown, strict=True):
+        for name, (label, _, _, colour) in QUANTITIES.items():
+            alphas, values = medians(trials, case, name)
+            axis.plot(
+                alphas, values, "-o", color=colour, markersize=3, label=f"{label}: {slope(trials, case, name):.2f}"
+            )
+        axis.set(xscale="log", yscale="log", title=case, xlabel=r"$\alpha$")
+        axis.set_ylim(bottom=axis.get_ylim()[0] / 1e3)  # room for the legend
+        axis.legend(fontsize="small", title="slope", title_fontsize="small", loc="lower left")
+    axes[0, 0].set(ylabel=r"sup over $t\leq T$, median over seeds")
+    return page
+
+
+EXPERIMENT = Experiment(
+    name="rates",
+    source="Chizat, Oyallon, Bach 2019, Theorems 2.2 and 2.4; supplement, Proposition A.1",
+    title="Both flows come together as α grows",
+    cost={"quick": "5 s on two cores", "paper": "2 min on two cores"},
+    grid=grid,
+    trial=trial,
+    figure=figure,
+    claims=claims,
+    chunk=260,  # all seeds and scales of a case
+)

@@ -1,0 +1,178 @@
+"""Section 1.2: the relative scale κ against α, against the scale of the start, and against the width.
+
+Every κ is computed anew from the model that it belongs to; the laws are not put in. Models are symmetrised where the
+law asks for h(w₀) = 0, except against the width, where the start's output is part of the law.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import warnings
+from collections.abc import Mapping
+
+import numpy as np
+import torch
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from torch import Tensor
+
+from lazyscope.lab.experiment import Claim, Experiment, Params, Result, Trials
+from lazyscope.lab.style import BLUE, GREEN, ORANGE, RED, panels
+from lazyscope.model.base import Model
+from lazyscope.model.two_layer import TwoLayer
+from lazyscope.problem.teacher import Teacher
+from lazyscope.theory.relative_scale import KinkWarning, relative_scale
+
+DIM, POINTS = 10, 40
+LAYERS = (2, 3, 4)
+"""Depths of the homogeneous nets: bias-free ReLU nets of q layers are q-homogeneous in their weights."""
+
+SCALINGS = {"1/√m": -0.5, "1/m": 0.0, "Le Cun": -1.0}
+"""The slopes of κ in m. Le Cun (a_j ~ N(0, 1/m)): ‖h(w₀)‖ and ‖D²h‖ stay, ‖Dh‖² grows like m by the outer layer."""
+
+COLOURS = (BLUE, ORANGE, GREEN, RED)
+
+
+def grid(scale: str) -> list[Params]:
+    """One κ a point: of αh, of nets at λw₀, of nets of width m."""
+    paper = scale == "paper"
+    seeds, some = (range(20), range(5)) if paper else (range(10), range(2))
+    alphas = np.geomspace(1, 1e4, 9 if paper else 5)
+    factors = np.geomspace(1, 32, 6 if paper else 3)
+    widths = [2**k for k in (range(5, 13) if paper else range(5, 11))]
+    points: list[Params] = [{"law": "α", "series": "h", "value": float(a), "seed": s} for s in some for a in alphas]
+    points += [
+        {"law": "λ", "series": str(q), "value": float(f), "seed": s} for s in some for q in LAYERS for f in factors
+    ]
+    return points + [
+        {"law": "m", "series": k, "value": float(m), "seed": s} for s in seeds for k in SCALINGS for m in widths
+    ]
+
+
+def trial(points: list[Params], device: torch.device) -> list[Result]:
+    """κ and its factors."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", KinkWarning)  # the ReLU nets are read locally, as the paper does
+        return [_measured(point, device) for point in points]
+
+
+def _measured(point: Params, device: torch.device) -> Result:
+    law, series, value, seed = str(point["law"]), str(point["series"]), float(point["value"]), int(point["seed"])
+    problem = Teacher.draw(DIM, POINTS, 1, [seed], device)
+    x, y = problem.x[0].double(), problem.y[0].double()
+    if law == "m":
+        # Widths are independent draws: nets of one seed would be nested, and their errors alike.
+        net = TwoLayer.gaussian(int(value), DIM, [1000 * int(value) + seed])[0].to(device, torch.float64)
+        if series == "Le Cun":
+            net = TwoLayer(net.a / math.sqrt(value), net.b, net.activation)
+        found = relative_scale(net, x, y)
+        found = found if series == "Le Cun" else found.scaled(1 / math.sqrt(value) if series == "1/√m" else 1 / value)
+    else:
+        model = _scaled(value, seed) if law == "α" else _homogeneous(int(series), value, seed)
+        found = relative_scale(model.to(device), x, y, starts=4, tolerance=1e-4)  # the value is off by its square
+    return {
+        "kappa": found.kappa,
+        "residual": found.residual,
+        "jacobian": found.jacobian_norm,
+        "hessian": found.hessian_norm,
+        "status": found.search.status,
+    }
+
+
+def _scaled(alpha: float, seed: int) -> Model:
+    """αh for a smooth symmetrised net h: the factor is in the function, not in the formula for κ."""
+    net = TwoLayer.gaussian(10, DIM, [seed], activation=torch.tanh)[0].symmetrised().to(torch.float64)
+
+    def forward(w: Mapping[str, Tensor], x: Tensor) -> Tensor:
+        return alpha * (torch.tanh(x @ w["b"].mT) @ w["a"])
+
+    return Model(forward, net.params)
+
+
+def _homogeneous(layers: int, factor: float, seed: int) -> Model:
+    """A bias-free ReLU net, symmetrised, started at λw₀."""
+    random = torch.Generator().manual_seed(seed)
+    sizes = [DIM, *[8] * (layers - 1), 1]
+    start: dict[str, Tensor] = {}
+    for i, (fan_in, fan_out) in enumerate(itertools.pairwise(sizes)):
+        layer = torch.randn(fan_in, fan_out, generator=random, dtype=torch.float64) * math.sqrt(2 / fan_in)
+        start |= {f"w{i}": factor * layer, f"v{i}": factor * layer}
+
+    def net(w: Mapping[str, Tensor], name: str, x: Tensor) -> Tensor:
+        for i in range(layers - 1):
+            x = torch.relu(x @ w[f"{name}{i}"])
+        return (x @ w[f"{name}{layers - 1}"])[:, 0]
+
+    return Model(lambda w, x: net(w, "w", x) - net(w, "v", x), start)
+
+
+def medians(trials: Trials, law: str, series: str) -> tuple[np.ndarray, np.ndarray]:
+    """The values, and the median κ of each over the seeds."""
+    some = trials.where(law=law, series=series)
+    values = np.unique(some.column("value"))
+    return values, np.array([np.median(some.where(value=float(v)).column("kappa")) for v in values])
+
+
+def slope(trials: Trials, law: str, series: str) -> float:
+    """The exponent of κ."""
+    values, kappa = medians(trials, law, series)
+    return float(np.polyfit(np.log(values), np.log(kappa), 1)[0])
+
+
+def claims(trials: Trials) -> list[Claim]:
+    """The exponents, each within 0.1."""
+    expected = [
+        ("α", "h", -1.0, "αh, h(w₀) = 0: κ ∝ α", "κ simply decreases as α⁻¹"),
+        *(("λ", str(q), float(-q), f"{q}-homogeneous net at λw₀: κ ∝ λ", "κ_h(λw₀) ∝ λ^-q") for q in LAYERS),
+        *(("m", k, s, f"two layers, {k}: κ ∝ m", _said(k)) for k, s in SCALINGS.items()),
+    ]
+    found = []
+    for law, series, exponent, words, source in expected:
+        measured = slope(trials, law, series)
+        holds = abs(measured - exponent) <= 0.1
+        found.append(Claim(f"{words}^s, s = {exponent:g} ± 0.1", source, f"s = {measured:.3f}", holds))
+    ended = sum(str(status) != "converged" for status in trials.column("status"))
+    found.append(Claim("every search for ‖D²h‖ came to rest", "", f"{ended} did not", ended == 0))
+    return found
+
+
+def _said(scaling: str) -> str:
+    if scaling == "Le Cun":
+        return "slides: κ(W₀) → 0 as m → ∞"
+    return "§1.2: E κ ≲ m^-½ + (mα(m))⁻¹"
+
+
+def figure(trials: Trials) -> Figure:
+    """Three panels in log-log scale, with the slopes found."""
+    page, axes = panels(1, 3, width=3.6, height=3.2)
+    _draw(axes[0, 0], trials, "α", {"h": r"$\alpha h$"})
+    _draw(axes[0, 1], trials, "λ", {str(q): f"{q} layers" for q in LAYERS})
+    _draw(axes[0, 2], trials, "m", {k: k for k in SCALINGS})
+    axes[0, 0].set(title="scaled models", xlabel=r"scale $\alpha$", ylabel=r"relative scale $\kappa$")
+    axes[0, 1].set(title="homogeneous nets", xlabel=r"start $\lambda w_0$, $\lambda$")
+    axes[0, 2].set(title="wide nets", xlabel=r"width $m$")
+    return page
+
+
+def _draw(axis: Axes, trials: Trials, law: str, labels: dict[str, str]) -> None:
+    for colour, (series, label) in zip(COLOURS, labels.items(), strict=False):
+        some = trials.where(law=law, series=series)
+        axis.plot(some.column("value"), some.column("kappa"), ".", color=colour, markersize=3, alpha=0.35)
+        values, kappa = medians(trials, law, series)
+        axis.plot(values, kappa, "-", color=colour, label=f"{label}: slope {slope(trials, law, series):.2f}")
+    axis.set(xscale="log", yscale="log")
+    axis.legend()
+
+
+EXPERIMENT = Experiment(
+    name="relative-scale",
+    source="Chizat, Oyallon, Bach 2019, section 1.2; Hadiji 2023",
+    title="The relative scale says when training is lazy",
+    cost={"quick": "10 s on two cores", "paper": "1 min on two cores"},
+    grid=grid,
+    trial=trial,
+    figure=figure,
+    claims=claims,
+    chunk=30,
+)

@@ -1,0 +1,200 @@
+"""Certificates: never violated, able to fail, and silent where a hypothesis fails."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor, nn
+
+import lazyscope as ls
+from lazyscope.errors import InputError, ModelError, ScaleError
+from lazyscope.linalg.bilinear import bilinear_norm
+from lazyscope.loss import Exponential, Huber, Logistic, Penalised, Square
+from lazyscope.model.base import Model
+from lazyscope.model.jacobian import SecondDerivative
+from lazyscope.model.two_layer import TwoLayer
+from lazyscope.problem.comparison import certify, compare, rank
+from lazyscope.problem.random_problem import RandomProblem
+from lazyscope.theory.certificate import Verdict
+from lazyscope.theory.constants import BOUNDS, GivenConstants, SampledConstants, TwoLayerConstants, singular_values
+from lazyscope.theory.convergence import Decay, over_parameterised, under_parameterised
+from lazyscope.theory.lazy import finite_horizon, general
+
+
+def draw(seed: int, *shape: int) -> Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+def small(seed: int = 0, n: int = 4) -> tuple[TwoLayer, Tensor, Tensor]:
+    net = TwoLayer.gaussian(12, 3, [seed], activation=torch.tanh)[0].to(torch.float64)
+    return net, nn.functional.normalize(draw(seed, n, 3), dim=1), draw(seed + 1, n)
+
+
+@pytest.mark.parametrize("block", range(8))
+def test_no_certificate_is_violated(block: int) -> None:
+    """40 random problems here; the figure `certificates` has 240 at paper scale."""
+    for seed in range(1000 + 5 * block, 1005 + 5 * block):
+        p = RandomProblem.draw(seed)
+        told = {"alpha": p.alpha, "K": p.K, "centred": p.centred, "unseen": p.unseen, "constants": p.constants}
+        for certificate in certify(p.model, p.loss, p.x, p.y, points=4, **told):  # type: ignore[arg-type]
+            assert certificate.verdict in (Verdict.HOLDS, Verdict.SILENT), f"{p.words}\n{certificate}"
+
+
+def quadratic(size: float = 1.0) -> tuple[Model, GivenConstants, Tensor, Tensor]:
+    """h(w) = w + (size/2)w² on one point from w₀ = 0, all constants exact."""
+    model = Model(lambda w, x: x * (w["w"] + size / 2 * w["w"] ** 2), {"w": torch.zeros(1, dtype=torch.float64)})
+    one = torch.ones(1, dtype=torch.float64)
+    return model, GivenConstants(1.0, 1.0, size, 1.0, size), one, one
+
+
+@pytest.mark.parametrize("name", ["hessian_norm", "jacobian_norm", "pointwise_hessian"])
+def test_broken_constants_are_found_out(name: str) -> None:
+    """The check can fail: with constants a thousand times too small some bound is violated."""
+    model, constants, x, y = quadratic()
+    told = {"alpha": 3.0, "K": 1.0, "unseen": x}
+    honest = certify(model, Square(), x, y, constants=constants, **told)  # type: ignore[arg-type]
+    assert all(c.verdict in (Verdict.HOLDS, Verdict.SILENT) for c in honest)
+    changes = {name: getattr(constants, name) / 1000}
+    if name != "hessian_norm":  # the pointwise bound has two terms, and the radius grows as Lip(h) shrinks
+        changes |= {
+            "hessian_norm": constants.hessian_norm / 1000,
+            "pointwise_jacobian": constants.pointwise_jacobian / 1000,
+        }
+    broken = certify(model, Square(), x, y, constants=replace(constants, **changes), horizon=1.0, **told)  # type: ignore[arg-type]
+    assert any(c.verdict is Verdict.VIOLATED for c in broken)
+
+
+def test_a_wrong_rate_is_found_out() -> None:
+    model, constants, x, y = quadratic(0.01)
+    lying = replace(constants, smallest=5.0, jacobian_norm=5.0)  # Σ ⪰ 25: four times faster than what happens
+    certificate = over_parameterised(model, Square(), x, y, alpha=1e4, constants=lying)
+    assert certificate.applies
+    both = compare(model, Square(), x, y, alpha=1e4, times=torch.linspace(0, 2, 5))
+    assert certificate.against(both).verdict is Verdict.VIOLATED
+    truth = over_parameterised(model, Square(), x, y, alpha=1e4, constants=constants)
+    assert truth.against(both).verdict is Verdict.HOLDS
+
+
+@given(st.integers(0, 10_000), st.sampled_from(list(BOUNDS)), st.floats(0.01, 3))
+@settings(max_examples=15, deadline=None)
+def test_analytic_constants_are_upper_bounds(seed: int, activation: object, radius: float) -> None:
+    """‖D²h(w)‖ and ‖Dh(w)‖ at random points of the ball stay below them."""
+    net = TwoLayer.gaussian(3, 2, [seed], activation=activation)[0].to(torch.float64)  # type: ignore[arg-type]
+    x = draw(seed, 4, 2)
+    constants = TwoLayerConstants(net, x)
+    v = {"a": draw(seed + 1, 3), "b": draw(seed + 2, 3, 2)}
+    length = math.sqrt(sum(float(move.square().sum()) for move in v.values()))
+    there = net.moved(v, length / radius)
+    model = Model(lambda w, x: net.activation(x @ w["b"].mT) @ w["a"], there.params)
+    bend = bilinear_norm(SecondDerivative(model, x).to_dense(), starts=8).value / 2
+    assert bend <= constants.smoothness(radius) * (1 + 1e-9)
+    assert singular_values(there, x)[0] <= constants.lipschitz(radius) * (1 + 1e-9)
+    single = bilinear_norm(SecondDerivative(model, x[:1]).to_dense(), starts=8).value
+    assert single <= constants.at(x[:1]).smoothness(radius) * (1 + 1e-9)
+
+
+@pytest.mark.parametrize("activation", list(BOUNDS), ids=lambda f: f.__name__)
+def test_suprema_of_the_activations(activation: object) -> None:
+    """sup |σ'| and sup |σ''| on a fine grid: attained, and not exceeded."""
+    t = torch.linspace(-12, 12, 200_001, dtype=torch.float64, requires_grad=True)
+    (slope,) = torch.autograd.grad(activation(t).sum(), t, create_graph=True)  # type: ignore[operator]
+    (bend,) = torch.autograd.grad(slope.sum(), t)
+    first, second = BOUNDS[activation]  # type: ignore[index]
+    assert float(slope.abs().max()) == pytest.approx(first, rel=1e-4)
+    assert float(bend.abs().max()) == pytest.approx(second, rel=1e-4)
+    assert float(slope.detach().abs().max()) <= first * (1 + 1e-12)
+
+
+def test_failing_hypotheses_are_reported() -> None:
+    net, x, y = small()
+    started = general(net, Square(), x, y, alpha=10.0, horizon=0.01)
+    assert started.verdict is Verdict.SILENT
+    assert "✗ h(w₀) = 0" in str(started)
+    exponential = general(net, Exponential(), x, y.sign(), alpha=10.0, horizon=0.01, centred=True)
+    assert [h.statement for h in exponential.hypotheses if not h.holds] == ["R has a Lipschitz gradient"]
+    narrow = finite_horizon(net, x, y, alpha=1.0, K=5.0, centred=True, radius=1e-3)
+    assert not narrow.applies
+    slow = over_parameterised(net, Square(), x, y, alpha=0.5, centred=True)
+    assert [h.statement for h in slow.hypotheses if not h.holds] == ["α > ‖y*‖/C₀"]
+    flat = over_parameterised(net, Logistic(), x, y.sign(), alpha=0.5, centred=True)
+    assert [h.statement for h in flat.hypotheses if not h.holds] == ["R is strongly convex and smooth"]
+    many = over_parameterised(net, Square(), *small(n=60)[1:], alpha=1e9, centred=True)
+    assert "Dh(w₀) is surjective" in [h.statement for h in many.hypotheses if not h.holds]
+
+
+def test_constants_are_labelled() -> None:
+    net, x, y = small()
+    proved = finite_horizon(net, x, y, alpha=10.0, K=1.0, centred=True)
+    assert proved.rigorous
+    assert proved.constants["Lip(Dh)"].kind == "upper bound"
+    model = Model(lambda w, x: torch.tanh(x @ w["b"].mT) @ w["a"], net.params)
+    guessed = finite_horizon(model, x, y, alpha=10.0, K=1.0, centred=True)
+    assert not guessed.rigorous
+    assert "estimate" in str(guessed)
+    assert isinstance(proved.bound, float)
+    assert proved.bound > 0
+    assert math.isnan(proved.measured)
+    assert proved.verdict is Verdict.OPEN
+
+
+def test_estimates_lie_below_the_bounds() -> None:
+    net, x, _ = small()
+    model = Model(lambda w, x: torch.tanh(x @ w["b"].mT) @ w["a"], net.params)
+    sampled, proved = SampledConstants(model, x, samples=2), TwoLayerConstants(net, x)
+    for radius in (0.0, 0.5, 2.0):
+        assert 0.1 * proved.smoothness(radius) < sampled.smoothness(radius) <= proved.smoothness(max(radius, 2.0))
+
+
+def test_printed_and_tight_bound_of_step_three() -> None:
+    """The printed (2 + 4K/3) is four times (1/2 + K/3); both hold."""
+    net, x, y = small()
+    certificate = finite_horizon(net, x, y, alpha=10.0, K=2.0, centred=True)
+    printed, tight = (b for b in certificate.bounds if b.quantity == "weights")
+    end = torch.tensor([certificate.horizon], dtype=torch.float64)
+    assert float(printed.curve(end) / tight.curve(end)) == pytest.approx(4)
+    lip, bend, gap = (certificate.constants[k].value for k in ("Lip(h)", "Lip(Dh)", "‖αh(w₀) - y*‖"))
+    stated = 4 / 100 * bend / lip**3 * gap**2 * (2 + 8 / 3)
+    assert float(printed.curve(end)) == pytest.approx(stated, rel=1e-9)
+    outputs = next(b for b in certificate.bounds if b.quantity == "outputs")
+    assert float(outputs.curve(end)) == pytest.approx(4 / 10 * bend / lip**2 * gap**2, rel=1e-9)
+
+
+def test_comparison_knows_its_accuracy() -> None:
+    """A linear model's flow is its tangent flow: what is measured is error, and within what is stated."""
+    model = Model(lambda w, x: x @ w["w"], {"w": draw(0, 3)})
+    x, y = draw(1, 4, 3), draw(2, 4)
+    for loss, target in ((Square(), y), (Penalised(Huber(0.5), 0.2), y)):
+        both = compare(model, loss, x, target, alpha=7.0, times=torch.linspace(0, 3, 6))
+        assert float(both.outputs.max()) <= both.accuracy["outputs"] < 1e-5
+        assert float(both.weights.max()) <= both.accuracy["weights"] < 1e-5
+
+
+def test_theorem_five_on_a_net_with_few_parameters() -> None:
+    net = TwoLayer(draw(0, 1) + 2, 3 * draw(1, 1, 2), torch.sin)
+    x, y = nn.functional.normalize(draw(2, 8, 2), dim=1), draw(3, 8)
+    slowest = float(torch.linalg.eigvalsh(net.coordinates(x, centred=True).kernel() / 8)[-3])
+    both = compare(net, Square(), x, y, alpha=100.0, times=torch.linspace(0, 14 / slowest, 30), centred=True)
+    around = [rank(net.moved({"a": draw(s, 1), "b": draw(s + 9, 1, 2)}, 100.0), x) for s in range(3)]
+    told = {"rank": rank(net, x), "centred": True, "comparison": both, "alpha": 100.0}
+    certificate = under_parameterised(net, Square(), x, y, ranks_around=around, **told)  # type: ignore[arg-type]
+    assert certificate.holds, str(certificate)
+    assert Decay.of(both).rate == pytest.approx(slowest, rel=0.1)
+    unlike = under_parameterised(net, Square(), x, y, ranks_around=[2, 3], **told)  # type: ignore[arg-type]
+    assert unlike.verdict is Verdict.SILENT
+
+
+def test_doors() -> None:
+    net, x, y = small()
+    with pytest.raises(ScaleError, match="finite"):
+        finite_horizon(net, x, y, alpha=math.inf, K=1.0, centred=True)
+    with pytest.raises(InputError, match="K > 0"):
+        finite_horizon(net, x, y, alpha=1.0, K=0.0, centred=True)
+    with pytest.raises(ModelError, match="choose one"):
+        ls.theory.constants_of(TwoLayer.gaussian(3, 3, [0, 1], activation=torch.tanh), x)
+    with pytest.raises(ModelError, match="SampledConstants"):
+        TwoLayerConstants(TwoLayer.gaussian(3, 3, [0])[0], x.float())
