@@ -3,7 +3,7 @@
 Every public name stands here; the modules behind it may move.
 """
 
-from lazyscope import errors, loss
+from lazyscope import errors, loss, theory
 from lazyscope.flow import (
     Minibatches,
     Status,
@@ -18,6 +18,7 @@ from lazyscope.model.base import Model
 from lazyscope.model.ensemble import Ensemble
 from lazyscope.model.increment import FallbackWarning
 from lazyscope.model.transform import Linearised, Scaled, Symmetrised
+from lazyscope.problem.comparison import certify, compare
 from lazyscope.tangent import (
     Spectrum,
     TangentOperator,
@@ -29,15 +30,18 @@ from lazyscope.tangent import (
     tangent_kernel,
     tangent_kernel_to_zarr,
 )
+from lazyscope.theory.relative_scale import KinkWarning, RelativeScale, relative_scale
 
 __version__ = "0.1.0"
 
 __all__ = [
     "Ensemble",
     "FallbackWarning",
+    "KinkWarning",
     "Linearised",
     "Minibatches",
     "Model",
+    "RelativeScale",
     "Scaled",
     "Spectrum",
     "Status",
@@ -45,6 +49,8 @@ __all__ = [
     "TangentOperator",
     "Trajectory",
     "__version__",
+    "certify",
+    "compare",
     "errors",
     "gradient_descent",
     "gradient_flow",
@@ -54,9 +60,11 @@ __all__ = [
     "log_spaced",
     "loss",
     "open_tangent_kernel",
+    "relative_scale",
     "spectrum",
     "stochastic_gradient_descent",
     "tangent_flow",
     "tangent_kernel",
     "tangent_kernel_to_zarr",
+    "theory",
 ]

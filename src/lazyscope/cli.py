@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import warnings
 from enum import StrEnum
 from functools import partial
@@ -23,6 +24,7 @@ from rich.progress import (
 from rich.table import Column, Table
 from rich.text import Text
 
+from lazyscope.data.cifar10 import VARIABLE
 from lazyscope.errors import ExperimentError, LazyscopeError
 from lazyscope.experiments import experiments, find
 from lazyscope.lab import Experiment
@@ -80,10 +82,13 @@ def reproduce(
     scale: Annotated[Scale, typer.Option(help="The source's size (paper), or seconds (quick).")] = Scale.quick,
     device: Annotated[Device, typer.Option(help="auto takes the GPU where there is one.")] = Device.auto,
     workers: Annotated[int, typer.Option(min=1, help="Processes to share the trials; 1: this one.")] = 1,
+    data_dir: Annotated[Path | None, typer.Option(help=f"The folder with cifar10 in it (or set {VARIABLE}).")] = None,
     out: Out = Path("results"),
 ) -> None:
     """Measure figures, draw them and judge their claims. What is stored is not measured again."""
     chosen = [find(name) for name in names] if names else list(experiments().values())
+    if data_dir is not None:
+        os.environ[VARIABLE] = str(data_dir.expanduser().absolute())  # worker processes inherit it
     target = choose_device(device)
     store = Store(out)
     executor: Executor = here if workers == 1 else Processes(workers)

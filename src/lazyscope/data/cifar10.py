@@ -1,27 +1,33 @@
-"""CIFAR-10 from the Parquet files of its hub repository: images of 32×32 colour pixels in ten classes."""
+"""CIFAR-10: 50 000 and 10 000 images of 32×32 colour pixels in ten classes."""
 
 from __future__ import annotations
 
-import io
+import functools
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 import numpy as np
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from lazyscope.data.archive import ADDRESS, OFFICIAL, Archive, find
+from lazyscope.data.images import Images
 from lazyscope.errors import DataError
-
-if TYPE_CHECKING:
-    import pyarrow
 
 MEAN, STD = (0.4914, 0.4822, 0.4465), (0.2023, 0.1994, 0.2010)
 """By channel, as the authors have it: the second is the mean of each image's own deviation (of all pixels: 0.247)."""
 
-ADDRESS = "https://huggingface.co/datasets/uoft-cs/cifar10"
+EACH = {"train": 5000, "test": 1000}
+"""Images of every class."""
+
 VARIABLE = "LAZYSCOPE_DATA"
+
+
+def images(split: Literal["train", "test"]) -> Images:
+    """All images of a split as bytes, in the order of the files; decoded once a process."""
+    return _images(folder(), split)
 
 
 def cifar10(
@@ -29,21 +35,17 @@ def cifar10(
 ) -> tuple[Float[Tensor, "n 3 32 32"], Int[Tensor, " n"]]:
     """n images drawn without repetition (all unless said), normalised, and their classes 0–9.
 
-    They are shuffled by `seed`: files may hold the classes in any order. The folder is cifar10/ inside the one that the
-    environment variable LAZYSCOPE_DATA names.
+    They are shuffled by `seed`: files may hold the classes in any order.
     """
-    files = _files(split)
-    columns = [_read(file) for file in files]
-    total = sum(len(labels) for _, labels in columns)
+    archive = _archive(folder(), split)
+    total = len(archive.labels)
     if n is not None and not 0 < n <= total:
         raise DataError(
-            f"{n} images were asked for and {files[0].parent} holds {total} for '{split}'; ask for 1 to {total}."
+            f"{n} images were asked for and {archive.source} holds {total} for '{split}'; ask for 1 to {total}."
         )
-    images = [image for column, _ in columns for image in column]
-    labels = np.concatenate([labels for _, labels in columns])
     chosen = np.random.default_rng(seed).permutation(total)[:n]
-    pixels = torch.from_numpy(np.stack([_decode(images[i].as_py(), files[0]) for i in chosen]))
-    return normalise(pixels.permute(0, 3, 1, 2).float() / 255), torch.from_numpy(labels[chosen]).long()
+    pixels, labels = archive.pixels(chosen), archive.labels[chosen]
+    return Images(torch.tensor(pixels), torch.tensor(labels), MEAN, STD).normalised(), torch.tensor(labels)
 
 
 def normalise(x: Float[Tensor, "n 3 height width"]) -> Float[Tensor, "n 3 height width"]:
@@ -52,48 +54,43 @@ def normalise(x: Float[Tensor, "n 3 height width"]) -> Float[Tensor, "n 3 height
     return (x - mean) / std
 
 
-def _files(split: str) -> list[Path]:
+def folder() -> Path:
+    """The folder of data sets, from LAZYSCOPE_DATA or the command line's --data-dir."""
     named = os.environ.get(VARIABLE)
-    how = (
-        f"download {{train,test}}-*.parquet from {ADDRESS} (folder plain_text) into a folder cifar10, and set"
-        f" {VARIABLE} to the folder around it."
-    )
     if not named:
-        raise DataError(f"CIFAR-10 is not here, because {VARIABLE} is not set; {how}")
-    root = Path(named).expanduser() / "cifar10"
-    found = sorted(file for folder in (root, root / "plain_text") for file in folder.glob(f"{split}-*.parquet"))
-    if not found:
-        raise DataError(f"There is no {split}-*.parquet in {root}; {how}")
-    return found
+        raise DataError(f"CIFAR-10 is not here, because {VARIABLE} is not set; {_HOW}")
+    return Path(named).expanduser()
 
 
-def _read(file: Path) -> tuple[pyarrow.ChunkedArray, np.ndarray]:
-    """The encoded images and the labels of one file."""
-    try:
-        import pyarrow
-        import pyarrow.parquet
-    except ImportError as error:
-        raise DataError("Reading CIFAR-10 needs pyarrow; run pip install pyarrow.") from error
-    try:
-        table = pyarrow.parquet.read_table(file, columns=["img", "label"]).flatten()
-        images, labels = table.column("img.bytes"), table.column("label").to_numpy()
-    except (pyarrow.ArrowException, KeyError, OSError) as error:
-        reason = str(error).splitlines()[0]
-        raise DataError(f"{file} is damaged or no CIFAR-10 ({reason}); download it again from {ADDRESS}.") from error
-    return images, labels
+_HOW = (
+    f"download {{train,test}}-*.parquet from {ADDRESS} (folder plain_text), or cifar-10-binary.tar.gz or"
+    f" cifar-10-python.tar.gz from {OFFICIAL}, into a folder cifar10, and name the folder around it with --data-dir or"
+    f" {VARIABLE}."
+)
 
 
-def _decode(image: bytes | None, file: Path) -> np.ndarray:
-    """The pixels of one PNG or JPEG, (32, 32, 3) bytes."""
-    from PIL import Image, UnidentifiedImageError
+@functools.lru_cache(4)
+def _images(root: Path, split: Literal["train", "test"]) -> Images:
+    archive = _archive(root, split)
+    pixels = archive.pixels(np.arange(len(archive.labels)))
+    return Images(torch.tensor(pixels), torch.tensor(archive.labels), MEAN, STD)
 
-    try:
-        with Image.open(io.BytesIO(image or b"")) as opened:
-            pixels = np.array(opened.convert("RGB"))
-    except (UnidentifiedImageError, OSError) as error:
-        raise DataError(f"An image of {file} cannot be decoded ({error}); download it again from {ADDRESS}.") from error
-    if pixels.shape != (32, 32, 3):
+
+def _archive(root: Path, split: Literal["train", "test"]) -> Archive:
+    """What lies in the folder, or in cifar10 inside of it, if it is all there."""
+    archive = find([root / "cifar10", root / "cifar10" / "plain_text", root, root / "plain_text"], split)
+    if archive is None:
+        raise DataError(f"There is no CIFAR-10 ('{split}') in {root}; {_HOW}")
+    labels = archive.labels
+    if labels.size and not 0 <= labels.min() <= labels.max() <= 9:
         raise DataError(
-            f"{file} holds an image of {pixels.shape[:2]} pixels, not 32×32; download CIFAR-10 from {ADDRESS}."
+            f"{archive.source} has classes {labels.min()} to {labels.max()}, not 0 to 9; download CIFAR-10 from"
+            f" {ADDRESS}."
         )
-    return pixels
+    counts = np.bincount(labels, minlength=10)
+    if (counts != EACH[split]).any():
+        raise DataError(
+            f"{archive.source} holds {len(labels)} images for '{split}', {counts.min()} to {counts.max()} of a class,"
+            f" and CIFAR-10 has {EACH[split]} of each; download it again from {ADDRESS}."
+        )
+    return archive

@@ -6,6 +6,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from lazyscope.data.images import Images
 from lazyscope.errors import DataError
 
 MEAN, STD = 0.3053, 0.3760
@@ -30,6 +31,16 @@ def digits(*, n: int | None = None, seed: int | None = None) -> tuple[Float[Tens
     if n is not None and not 0 < n <= len(x):
         raise DataError(f"{n} images were asked for and there are {len(x)} digits; ask for 1 to {len(x)}.")
     return x[order[:n]], y[order[:n]]
+
+
+def images(seed: int) -> Images:
+    """All digits as bytes, shuffled by the seed; white is 16."""
+    from sklearn.datasets import load_digits
+
+    found = load_digits()
+    order = torch.randperm(len(found.target), generator=torch.Generator().manual_seed(seed))
+    pixels = torch.from_numpy(found.images)[:, None].to(torch.uint8)
+    return Images(pixels[order], torch.from_numpy(found.target).long()[order], (MEAN,), (STD,), white=16)
 
 
 def normalise(x: Float[Tensor, "n 1 height width"]) -> Float[Tensor, "n 1 height width"]:

@@ -21,6 +21,7 @@ from threadpoolctl import threadpool_limits
 
 from lazyscope.errors import ExperimentError, LazyscopeError
 from lazyscope.lab.experiment import Params, Result, Trial
+from lazyscope.lab.scratch import lent
 from lazyscope.lab.store import Key, Record, Store
 
 
@@ -37,7 +38,14 @@ class Task:
     provenance: Mapping[str, str]
 
     def run(self) -> None:
-        """Measure the chunk and store each of its trials; the time is shared out evenly among them."""
+        """Measure the chunk and store each of its trials; the time is shared out evenly among them.
+
+        Meanwhile the trial has a folder, `scratch()`, which a run after a kill finds as it was.
+        """
+        with lent(self.store.scratch(Key(self.experiment, self.points[0], self.code))):
+            self._measure()
+
+    def _measure(self) -> None:
         start = time.perf_counter()
         results = self.trial(self.points, self.device)
         seconds = (time.perf_counter() - start) / len(self.points)

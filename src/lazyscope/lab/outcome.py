@@ -18,6 +18,27 @@ from lazyscope.lab.style import style
 
 
 @dataclass(frozen=True)
+class Run:
+    """What one training cost; any trial whose result has these names gets a row in the report."""
+
+    point: str
+    device_seconds: float
+    images_per_second: float
+    peak_memory: int
+
+    @classmethod
+    def of(cls, record: Record, varied: set[str]) -> Run:
+        """The costs of a trial, told apart from the others by what varies over the grid."""
+        params, result = record.trial.params, record.trial.result
+        point = ", ".join(f"{name} = {value}" for name, value in params.items() if name in varied)
+        costs = {name: result[name] for name in _COSTS}
+        return cls(point, **costs)  # type: ignore[arg-type]
+
+
+_COSTS = ("device_seconds", "images_per_second", "peak_memory")
+
+
+@dataclass(frozen=True)
 class Outcome:
     """A row of the report; lies as `<root>/<name>/<scale>.json`, `.png` and `.svg`."""
 
@@ -31,6 +52,7 @@ class Outcome:
     provenance: dict[str, tuple[str, ...]]
     png: bytes
     svg: bytes
+    runs: tuple[Run, ...] = ()
 
     @property
     def holds(self) -> bool:
@@ -58,6 +80,7 @@ class Outcome:
             {name: tuple(sorted({o.get(name, "") for o in origins})) for name in origins[0]},
             png,
             svg,
+            _runs(records),
         )
 
     def save(self, root: Path) -> None:
@@ -78,6 +101,7 @@ class Outcome:
                     **table,
                     "claims": tuple(Claim(**claim) for claim in table["claims"]),
                     "provenance": {name: tuple(values) for name, values in table["provenance"].items()},
+                    "runs": tuple(Run(**run) for run in table.get("runs", ())),
                 },
                 png=path.with_suffix(".png").read_bytes(),
                 svg=path.with_suffix(".svg").read_bytes(),
@@ -87,6 +111,12 @@ class Outcome:
                 f"{path} is damaged; remove it and run `lazyscope reproduce {path.parent.name} "
                 f"--scale {path.stem}`, which takes the stored trials."
             ) from error
+
+
+def _runs(records: Sequence[Record]) -> tuple[Run, ...]:
+    params = [record.trial.params for record in records]
+    varied = {name for point in params for name in point if any(other.get(name) != point[name] for other in params)}
+    return tuple(Run.of(r, varied) for r in records if all(name in r.trial.result for name in _COSTS))
 
 
 def _draw(figure: Figure, form: str) -> bytes:

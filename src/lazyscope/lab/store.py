@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import io
 import json
+import shutil
 import time
 import warnings
 import zipfile
@@ -21,6 +22,7 @@ from lazyscope.lab.experiment import Params, Result, Trial
 
 _META = "meta"
 _STALE = 3600.0  # seconds after which a temporary file has surely lost its writer
+_FORGOTTEN = 30 * 86400.0  # seconds after which nobody will resume a trial: its code has changed, or it was given up
 
 
 class DamagedFile(UserWarning):
@@ -62,6 +64,10 @@ class Store:
         """Where the trial lies, or would lie."""
         return self.root / key.experiment / "trials" / f"{key}.npz"
 
+    def scratch(self, key: Key) -> Path:
+        """The trial's own folder while it runs; the code is in the key, so it never meets files of another."""
+        return self.path(key).with_suffix(".scratch")
+
     def check(self, experiment: str) -> None:
         """Fail now, not in an hour, where nothing can be written; and sweep what killed runs left behind."""
         folder = self.root / experiment / "trials"
@@ -71,6 +77,9 @@ class Store:
             for temporary in folder.glob(".*.tmp"):
                 if time.time() - temporary.stat().st_mtime > _STALE:
                     temporary.unlink(missing_ok=True)
+            for left in folder.glob("*.scratch"):
+                if time.time() - left.stat().st_mtime > _FORGOTTEN:
+                    shutil.rmtree(left, ignore_errors=True)
 
     def write(self, key: Key, record: Record) -> None:
         """Store one trial, whole or not at all."""

@@ -174,13 +174,18 @@ def ascend(
         uphill = (direction * gradient).sum(1, keepdim=True) > 0
         direction = torch.where(uphill, direction, gradient)
         length = direction.norm(dim=1, keepdim=True)
-        d = direction / length.clamp(min=_tiny(value))
+        # A start that rests is left there: what is left of its gradient is rounding, and may underflow.
+        moving = (residual > torch.finfo(value.dtype).eps)[:, None]
+        d = torch.where(moving, direction / length.clamp(min=_tiny(value)), 0)
+        d = d - _along(d, u) * u  # again: of a small direction rounding leaves a part along u
+        d = d / d.norm(dim=1, keepdim=True).clamp(min=0.5)
         across, there = form.pair(u, d), form.pair(d, d)
         cos, sin = _highest(here, across, there)
         here = cos**2 * here + 2 * cos * sin * across + sin**2 * there
         u, d = cos * u + sin * d, cos * d - sin * u
         u = u / u.norm(dim=1, keepdim=True)
         direction, slope = length * d, gradient - _along(gradient, u) * u
+    value = form.pair(u, u).norm(dim=1)  # as it is, not as it was carried along
     return Ascent(value.double(), u, residual.double(), residual <= tolerance, iteration)
 
 

@@ -1,9 +1,9 @@
 """Tangent kernels: exact, matrix-free, on disk, and of infinitely wide nets."""
 
+from lazyscope.model.jacobian import JacobianOperator
 from lazyscope.tangent.kernel import tangent_kernel
 from lazyscope.tangent.limit import limit_kernel
 from lazyscope.tangent.limit_convolution import limit_kernel_convolution
-from lazyscope.model.jacobian import JacobianOperator
 from lazyscope.tangent.operator import TangentOperator
 from lazyscope.tangent.spectrum import Spectrum, layer_spectra, spectrum
 from lazyscope.tangent.tiles import KernelTiles, open_tangent_kernel, tangent_kernel_to_zarr

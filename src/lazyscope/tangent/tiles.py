@@ -26,8 +26,8 @@ from lazyscope.linalg.eigen import Eigenpairs, top_eigenpairs
 from lazyscope.linalg.operator import Symmetric
 from lazyscope.linalg.solve import Solution, conjugate_gradients
 from lazyscope.model.base import Model
-from lazyscope.tangent.kernel import tangent_kernel
 from lazyscope.model.jacobian import Batches
+from lazyscope.tangent.kernel import tangent_kernel
 from lazyscope.tangent.operator import as_matrix
 
 if TYPE_CHECKING:  # they take seconds to import, and few kernels are larger than memory

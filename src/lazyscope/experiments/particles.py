@@ -1,0 +1,196 @@
+"""Talk 004, "Numerical illustrations": few neurons get stuck, many reach the global minimum of the population risk."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from matplotlib.ticker import NullFormatter, ScalarFormatter
+
+from lazyscope.flow.descent import log_spaced
+from lazyscope.flow.particle import particle_flow
+from lazyscope.lab.experiment import Claim, Experiment, Params, Result, Trial, Trials
+from lazyscope.lab.style import BLACK, BLUE, ORANGE, RED, panels
+from lazyscope.problem.population import PopulationTeacher, student
+
+PLANE = {"dim": 2, "teacher": 5, "lr": 1.0}
+DRAWN = 0
+"""The seed in the picture."""
+REACHED = 1e-4
+"""Of the risk at the start: less counts as the global minimum. The local minima of 5 neurons lie above."""
+
+
+def grid(scale: str) -> list[Params]:
+    """The plane with 5, 10 and 100 neurons; the space with m from less than the teacher's to many more."""
+    if scale == "paper":
+        plane: Params = {**PLANE, "steps": 6000, "seeds": 12}
+        space: Params = {"dim": 100, "teacher": 20, "steps": 4000, "lr": 20.0, "seeds": 4}
+        widths = [5, 10, 20, 40, 80, 160, 320]
+    else:
+        plane = {**PLANE, "steps": 2500, "seeds": 4}
+        space = {"dim": 20, "teacher": 5, "steps": 1000, "lr": 8.0, "seeds": 4}
+        widths = [2, 5, 10, 20, 40]
+    return [{"width": m, **plane} for m in (5, 10, 100)] + [{"width": m, **space} for m in widths]
+
+
+def trial(points: list[Params], device: torch.device) -> list[Result]:
+    """All seeds of a width as one family, on the exact population risk."""
+    results: list[Result] = []
+    for point in points:
+        dim, count, width, steps = (int(point[name]) for name in ("dim", "teacher", "width", "steps"))
+        seeds, plane = range(int(point["seeds"])), dim == 2
+        problem = PopulationTeacher.spread(count, seeds, device) if plane else _drawn(dim, count, seeds, device)
+        start = student(width, dim, seeds).to(device)
+        path = particle_flow(
+            problem.energy, start, lr=float(point["lr"]), steps=steps, record=log_spaced(steps, 60), keep=plane
+        )
+        result: Result = {
+            "times": path.times.numpy(),
+            "risk": path.value.cpu().numpy(),
+            "fixed": problem.energy.fixed_features(start[..., 1:]).cpu().numpy(),
+            "diverged": int(path.diverged.sum()),
+        }
+        if path.particles is not None:
+            shown = path.particles[:, DRAWN].cpu()
+            result |= {
+                "paths": (shown[..., :1].abs() * shown[..., 1:]).numpy(),
+                "signs": shown[-1, :, 0].sign().numpy(),
+                "teacher": problem.energy.inner[DRAWN].cpu().numpy(),
+                "teacher_signs": problem.energy.outer[DRAWN].cpu().numpy(),
+            }
+        results.append(result)
+    return results
+
+
+def _drawn(dim: int, count: int, seeds: range, device: torch.device) -> PopulationTeacher:
+    return PopulationTeacher.draw(dim, count, seeds, device)
+
+
+def left(trial: Trial) -> np.ndarray:
+    """What is left of the risk at the end, of each seed."""
+    risk = np.asarray(trial.result["risk"])
+    return np.asarray(risk[-1] / risk[0])
+
+
+def claims(trials: Trials) -> list[Claim]:
+    """Who reaches the global minimum."""
+    few, some, many = (left(t) for t in trials.where(dim=2))
+    space = Trials(t for t in trials if t.params["dim"] != 2)
+    ends = np.array([np.median(left(t)) for t in space])
+    fixed = np.array([np.median(np.asarray(t.result["fixed"]) / np.asarray(t.result["risk"])[0]) for t in space])
+    widths, teacher = space.column("width"), int(space[0].params["teacher"])
+    last, under = float(ends[-1]), float(np.median(left(space.where(width=teacher)[0])))
+    shares = [float((values < REACHED).mean()) for values in (few, some, many)]
+    diverged = sum(int(t.result["diverged"]) for t in trials)
+    return [
+        Claim(
+            f"plane: 100 neurons bring the risk below {REACHED:g} of its start, from every start",
+            "converges to a global minimiser",
+            f"at most {many.max():.1e}",
+            bool(many.max() < REACHED) and not diverged,
+        ),
+        Claim(
+            "5 neurons, as many as the teacher has, from under half of the starts, 10 from fewer than 100",
+            "non-convex landscape",
+            f"{shares[0]:.0%}, {shares[1]:.0%}, {shares[2]:.0%} of the starts",
+            shares[0] < 0.5 and shares[0] <= shares[1] <= shares[2] and shares[1] < 1,
+        ),
+        Claim(
+            f"d = {space[0].params['dim']}: with m = {widths[-1]} under 10⁻³ of the risk is left",
+            "lim F(μ_{m,t}) = inf F",
+            f"{last:.1e}",
+            last < 1e-3,
+        ),
+        Claim(
+            f"with m = {teacher}, as many as the teacher has, over 10 times as much",
+            "figure: risk at convergence against m",
+            f"{under:.1e}",
+            under > 10 * last,
+        ),
+        Claim(
+            f"fixed features of the best output layer keep over 100 times as much at m = {widths[-1]}",
+            "figure: trained against fixed features",
+            f"{fixed[-1]:.2g}",
+            bool(fixed[-1] > 100 * last),
+        ),
+    ]
+
+
+def figure(trials: Trials) -> Figure:
+    """Three pictures in the plane, as the talk draws them; the risks; and the space."""
+    canvas, axes = panels(2, 3, width=3.8, height=3.6)
+    plane = trials.where(dim=2)
+    for axis, trial_ in zip(axes[0], plane, strict=True):
+        _neurons(axis, trial_)
+    _times(axes[1, 0], plane)
+    space = Trials(t for t in trials if t.params["dim"] != 2)
+    _widths(axes[1, 1], space)
+    for trial_ in space:
+        risk, shade = np.asarray(trial_.result["risk"]), np.log(float(trial_.params["width"]))
+        colour = str(0.85 - 0.85 * shade / np.log(float(space[-1].params["width"])))
+        axes[1, 2].loglog(trial_.result["times"], np.median(risk, 1), color=colour, label=f"{trial_.params['width']}")
+    axes[1, 2].legend(title="$m$", ncols=2)
+    axes[1, 2].set(title=f"$d={space[0].params['dim']}$: median risk", xlabel="mean-field time $t$")
+    marks = [
+        Line2D([], [], color=RED, marker="o", label="neuron $|a_i|b_i$ with $a_i>0$"),
+        Line2D([], [], color=BLUE, marker="o", label="with $a_i<0$"),
+        Line2D([], [], color=BLACK, linestyle="--", label="neurons of the optimal predictor"),
+    ]
+    canvas.legend(handles=marks, loc="outside lower center", ncols=3)
+    return canvas
+
+
+def _neurons(axis: Axes, trial: Trial) -> None:
+    """Paths |a_i|b_i, their ends, and the directions of the optimal predictor."""
+    result, colours = trial.result, {1: RED, -1: BLUE}
+    paths, signs = np.asarray(result["paths"]), np.asarray(result["signs"])
+    reach = 1.1 * float(np.abs(paths).max())
+    for j, sign in enumerate(signs):
+        axis.plot(*paths[:, j].T, color=colours[int(sign)], linewidth=0.8, alpha=0.7)
+    for sign, colour in colours.items():
+        axis.plot(*paths[-1, signs == sign].T, "o", color=colour, markeredgecolor="white", markersize=6, zorder=4)
+    for direction, sign in zip(np.asarray(result["teacher"]), np.asarray(result["teacher_signs"]), strict=True):
+        for end, alpha in ((2 * reach, 1.0), (-2 * reach, 0.35)):  # on the other side it differs by a linear function
+            x, y = np.outer(direction, [0, end])
+            axis.plot(x, y, "--", color=colours[int(sign)], linewidth=1.2, alpha=alpha, zorder=1)
+    axis.set(xlim=(-reach, reach), ylim=(-reach, reach), aspect="equal")
+    axis.set_title(f"{trial.params['width']} neurons: {left(trial)[DRAWN]:.0e} of the risk is left", loc="center")
+    axis.axis("off")
+
+
+def _times(axis: Axes, plane: Trials) -> None:
+    for trial_, colour in zip(plane, (RED, ORANGE, BLUE), strict=True):
+        risk = np.asarray(trial_.result["risk"])
+        drawn = axis.loglog(trial_.result["times"], np.maximum(risk / risk[0], 1e-16), color=colour, linewidth=0.9)
+        drawn[0].set_label(f"$m={trial_.params['width']}$")
+    axis.axhline(REACHED, color="0.5", linestyle=":", linewidth=1)
+    axis.set(title="plane: part of the risk left, each start", xlabel="mean-field time $t$")
+    axis.legend()
+
+
+def _widths(axis: Axes, space: Trials) -> None:
+    widths, first = space.column("width"), space[0].params
+    for name, colour, label in (("risk", BLUE, "particle gradient flow"), ("fixed", ORANGE, "fixed features")):
+        ends = [np.atleast_2d(np.asarray(t.result[name]))[-1] for t in space]
+        axis.loglog(widths, [np.median(e) for e in ends], "o-", color=colour, label=label)
+        axis.fill_between(widths, [e.min() for e in ends], [e.max() for e in ends], color=colour, alpha=0.2, lw=0)
+    axis.axvline(int(first["teacher"]), color="0.5", linestyle=":", linewidth=1.2)
+    axis.set(title=f"$d={first['dim']}$, optimal predictor has {first['teacher']}: final risk", xlabel="$m$")
+    axis.xaxis.set_major_formatter(ScalarFormatter())
+    axis.xaxis.set_minor_formatter(NullFormatter())
+    axis.set_xticks(widths)
+    axis.legend()
+
+
+EXPERIMENT = Experiment(
+    name="particles",
+    source="Chizat 2020, talk, numerical illustrations; Chizat and Bach 2018, Figures 2 and 3",
+    title="Many particles reach the global minimum",
+    cost={"quick": "8 s on two cores", "paper": "4 min on two cores"},
+    grid=grid,
+    trial=trial,
+    figure=figure,
+    claims=claims,
+)

@@ -1,0 +1,236 @@
+"""Poster, Figure 1 and Theorems 1–3: a quadratic target fitted by random features, the tangent class, and a net.
+
+Random features and neural tangent are exact minimisers of the population risk. The net Σ_i (w_i·x)² + c is trained by
+one-pass SGD, and by the exact gradient flow of its population risk; its risk is exact too.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import torch
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from torch import Tensor
+
+from lazyscope.lab.experiment import Claim, Experiment, Params, Result, Trials
+from lazyscope.lab.style import BLUE, GREEN, ORANGE, PURPLE, SKY, panels
+from lazyscope.model.hermite import expand
+from lazyscope.problem.one_pass import SQUARE, Nets, Rates, one_pass
+from lazyscope.problem.quadratic import Quadratic, gaussian
+from lazyscope.theory import high_dimension as theory
+
+BATCH = 100
+COVARIANCES = ("I", "(I+B)/2", "B", "B reversed")
+"""Γ up to scale, in the basis of B: isotropic, half-way to B, B, and B with its eigenvalues in reverse order."""
+STEP = 0.7
+"""In units of n/(4d Tr B), the inverse of E‖∇f‖²/n, beyond twice which SGD is unstable; see `rates`."""
+
+
+def grid(scale: str) -> list[Params]:
+    """One point a draw of B and of all weights; a point holds every N."""
+    size: Params = {"dim": 450, "steps": 100_000} if scale == "paper" else {"dim": 60, "steps": 2_500}
+    return [{"seed": seed, **size} for seed in range(5 if scale == "paper" else 3)]
+
+
+def widths(dim: int) -> list[int]:
+    """N of tangent class and net: the poster's 15 values up to d (half of them in small dimensions), and one beyond."""
+    return [dim * k // 15 for k in range(1, 16, 1 if dim > 100 else 2)] + [4 * dim // 3]
+
+
+def many(dim: int) -> list[int]:
+    """N of random features: the same, and on to 10d."""
+    return widths(dim) + [k * dim for k in (2, 3, 4, 6, 8, 10)]
+
+
+def rates(dim: int) -> Rates:
+    """‖∇_w f‖² = 4‖x‖² Σ_i (w_i·x)² is 4d Tr B on average at the target, and Tr B = √d."""
+    return Rates(w=STEP * BATCH / (4 * dim**1.5), a=0.0, c=0.1)
+
+
+def covariances(spectrum: Tensor) -> list[Tensor]:
+    """The diagonals of Γ, each with trace 1."""
+    flat, aligned = torch.full_like(spectrum, 1 / len(spectrum)), spectrum / spectrum.sum()
+    return [flat, (flat + aligned) / 2, aligned, aligned.flip(0)]
+
+
+def trial(points: list[Params], device: torch.device) -> list[Result]:
+    """Risks of every N; the nets of all N and draws are one program."""
+    dim, steps = int(points[0]["dim"]), int(points[0]["steps"])
+    seeds = [int(point["seed"]) for point in points]
+    problem = Quadratic.draw(dim, seeds, device)
+    forms, w = problem.forms, gaussian(10 * dim, dim, seeds).to(device)
+    chosen = torch.tensor(many(dim), device=device) - 1
+    fixed = torch.stack([_random_features(problem, w, draw)[:, chosen] for draw in range(len(seeds))])
+    tangent = forms.risk(forms.neural_tangent(w, widths(dim)))
+    nets = Nets.draw(widths(dim), dim, seeds, torch.ones_like).to(device)
+    trained = one_pass(nets, SQUARE, problem.sample, rates=rates(dim), batch=BATCH, steps=steps, seed=seeds[0])
+    flowed = problem.flow(nets.padded()[0], [20 * math.sqrt(dim)])[-1]
+    risks = {
+        "random_features": fixed,
+        "neural_tangent": tangent,
+        "network": forms.network_risk(trained.padded()[0]),
+        "flow": forms.network_risk(flowed),
+    }
+    return [{name: value[i].cpu().numpy() for name, value in risks.items()} for i in range(len(seeds))]
+
+
+def _random_features(problem: Quadratic, w: Tensor, draw: int) -> Tensor:
+    """The risks of the first 1 … 10d features of one draw, for every Γ."""
+    forms, part = problem.forms[draw : draw + 1], w[draw : draw + 1]
+    roots = [gamma.sqrt() for gamma in covariances(problem.spectrum[draw])]
+    return torch.cat([forms.risk(forms.random_features(part * root)) for root in roots])
+
+
+def spectra(trials: Trials) -> Tensor:
+    """λ(B) of every draw, (draws, d)."""
+    seeds = [int(seed) for seed in trials.column("seed")]
+    return Quadratic.draw(int(trials.column("dim")[0]), seeds).spectrum
+
+
+def predictions(spectrum: Tensor, counts: list[int]) -> tuple[np.ndarray, np.ndarray]:
+    """Theorem 1 for every Γ, (draws, Γ, N), and what N features explain beyond it at this d."""
+    dim, activation = spectrum.shape[-1], expand(lambda u: u.square() - 1)
+    rho = torch.tensor(counts, dtype=torch.float64) / dim
+    both = [
+        [
+            [law(rho, torch.diag(values), torch.diag(gamma), activation) for gamma in covariances(values)]
+            for values in spectrum
+        ]
+        for law in (theory.random_features, theory.random_features_excess)
+    ]
+    first, excess = (np.array([[np.asarray(line) for line in draw] for draw in law]) for law in both)
+    return first, excess
+
+
+def band(width: float, dim: int) -> float:
+    """The band at d = 450, wider in smaller dimensions as d^(-1/2): theorems are about d → ∞, N/d fixed."""
+    return width * max(1.0, math.sqrt(450 / dim))
+
+
+def gap(measured: np.ndarray, expected: np.ndarray) -> float:
+    """The largest over N (and Γ) of the median over draws of |measured - expected|."""
+    return float(np.median(np.abs(measured - expected), axis=0).max())
+
+
+def least(above: np.ndarray, below: np.ndarray) -> float:
+    """The least margin by which one curve is above another, over draws and N."""
+    return float((above - below).min())
+
+
+def claims(trials: Trials) -> list[Claim]:
+    """The three theorems, their order, and the part that Γ plays."""
+    dim, spectrum = int(trials.column("dim")[0]), spectra(trials)
+    counts, some = many(dim), np.array(widths(dim))
+    few, fewer = (np.array(counts) <= dim**2 / share for share in (15, 75))
+    near = band(0.02, dim)
+    fixed, tangent, network = (trials.column(name) for name in ("random_features", "neural_tangent", "network"))
+    first, excess = predictions(spectrum, counts)
+    law = np.asarray(theory.neural_tangent(torch.from_numpy(some) / dim, spectrum))
+    tail = np.asarray(theory.network(torch.from_numpy(some), spectrum))
+    isotropic = gap(fixed[:, 0][:, fewer], first[:, 0][:, fewer])
+    finite, off = gap(fixed[:, 0], (first - excess)[:, 0]), gap(fixed[:, 1:, few], (first - excess)[:, 1:, few])
+    lazy, descent, flow = gap(tangent, law), gap(network, tail), gap(trials.column("flow"), tail)
+    inside = some < dim
+    shared = fixed[:, 0, : len(some)]
+    margins = [least(shared[:, inside], tangent[:, inside]), least(tangent[:, inside], network[:, inside])]
+    ends = fixed[:, :, counts.index(4 * dim)].mean(0)
+    floors = np.array([[float(_sine(v, gamma)) for gamma in covariances(v)] for v in spectrum]).mean(0)
+    kept = [float(ends[i] / floors[i]) for i in (0, 1, 3)]
+    return [
+        Claim(
+            f"RF is within {near:.3f} of Theorem 1 for N ≤ d²/75",
+            "Theorem 1, N/d → ρ",
+            f"{isotropic:.4f}",
+            isotropic <= near,
+        ),
+        Claim(
+            f"RF is within {near:.3f} of Theorem 1 and its term in N/d² for N ≤ 10d",
+            "Theorem 1",
+            f"{finite:.4f}",
+            finite <= near,
+        ),
+        Claim(f"NT is within {near:.3f} of Theorem 2", "Theorem 2", f"{lazy:.4f}", lazy <= near),
+        Claim("NN by one-pass SGD is within 0.03 of Σ_(i>N) λ_i²", "Theorem 3", f"{descent:.4f}", descent <= 0.03),
+        Claim(
+            "NN by the exact flow is within 0.005 of Σ_(i>N) λ_i²",
+            "Theorem 3: t → ∞ after ε → 0",
+            f"{flow:.5f}",
+            flow <= 0.005,
+        ),
+        Claim(
+            "RF > NT > NN for every N < d and every draw",
+            "Fig. 1",
+            f"margins {margins[0]:.3f}, {margins[1]:.3f}",
+            all(margin > 0 for margin in margins),
+        ),
+        Claim(
+            f"RF with Γ ≠ I is within {near:.3f} of Theorem 1 and its term in N/d² for N ≤ d²/15",
+            "Theorem 1",
+            f"{off:.4f}",
+            off <= near,
+        ),
+        Claim(
+            "at N = 4d the risk is under 0.12 for Γ ∝ B, and at least 0.9 of 1 - cos²(B, Γ) for every other Γ",
+            "as ρ → ∞ it vanishes only if Γ ∝ B",
+            f"{ends[2]:.3f}; " + ", ".join(f"{share:.2f}" for share in kept),
+            bool(ends[2] < 0.12) and all(share >= 0.9 for share in kept),
+        ),
+    ]
+
+
+def _sine(spectrum: Tensor, gamma: Tensor) -> Tensor:
+    """1 - cos²(B, Γ), the limit of the risk as ρ → ∞."""
+    return 1 - (spectrum @ gamma).square() / (spectrum.square().sum() * gamma.square().sum())
+
+
+def figure(trials: Trials) -> Figure:
+    """Left as the poster's Figure 1, lines for theory and dots for experiment; right the same for other Γ."""
+    page, axes = panels(1, 2, width=4.8, height=3.6)
+    dim, spectrum = int(trials.column("dim")[0]), spectra(trials)
+    fine = np.unique(np.geomspace(dim / 15, 10 * dim, 200).round().astype(int))
+    lines, excess = (law.mean(0) for law in predictions(spectrum, fine.tolist()))
+    steps = torch.from_numpy(fine)
+    left, right = axes[0]
+    left.plot(fine, lines[0], color=BLUE, label="RF")
+    left.plot(fine, lines[0] - excess[0], ":", color=BLUE, lw=1.2, label="RF, and $N/d^2$")
+    left.plot(fine, np.asarray(theory.neural_tangent(steps / dim, spectrum).mean(0)), color=ORANGE, label="NT")
+    left.plot(fine, np.asarray(theory.network(steps, spectrum).mean(0)), color=GREEN, label="NN")
+    dots(left, many(dim), trials.column("random_features")[:, 0], BLUE)
+    dots(left, widths(dim), trials.column("neural_tangent"), ORANGE)
+    dots(left, widths(dim), trials.column("network"), GREEN)
+    flow = trials.column("flow").mean(0)
+    left.plot(widths(dim), flow, "o", color=GREEN, mfc="none", ms=9, mew=0.9, label="NN, exact flow")
+    left.set(title=f"quadratic target, $d={dim}$", xlabel="number of neurons $N$", ylabel=r"risk $/\,\|f_*\|^2$")
+    names = (r"$I$", r"$\frac{1}{2}(I+B)$", r"$B$", r"$B$ reversed")
+    for i, (name, colour) in enumerate(zip(names, (BLUE, SKY, PURPLE, "0.45"), strict=True)):
+        right.plot(fine, lines[i], color=colour, label=rf"$\Gamma\propto$ {name}")
+        right.plot(fine, lines[i] - excess[i], ":", color=colour, lw=1.2)
+        dots(right, many(dim), trials.column("random_features")[:, i], colour)
+    right.set(title=r"random features, $w_i\sim N(0,\Gamma)$", xlabel="number of neurons $N$")
+    for axis in (left, right):
+        axis.set(xscale="log", ylim=(-0.03, 1.05))
+    left.legend(loc="lower right", bbox_to_anchor=(1, 0.04), fontsize=8)
+    right.legend(loc="center left", fontsize=8)
+    return page
+
+
+def dots(axis: Axes, counts: list[int], values: np.ndarray, colour: str) -> None:
+    """The mean over draws as dots, least and largest as bars."""
+    mean = values.mean(0)
+    reach = np.stack([mean - values.min(0), values.max(0) - mean])
+    axis.errorbar(counts, mean, reach, fmt="o", color=colour, ms=4, elinewidth=1, zorder=3)
+
+
+EXPERIMENT = Experiment(
+    name="quadratic",
+    source="Ghorbani, Mei, Misiakiewicz, Montanari 2019, Figure 1, Theorems 1–3",
+    title="A quadratic target: random features, neural tangent and trained nets",
+    cost={"quick": "5 s on two cores", "paper": "1 min on a GPU, hours on two cores"},
+    grid=grid,
+    trial=trial,
+    figure=figure,
+    claims=claims,
+    chunk=5,  # every draw of either grid: one batched program
+)

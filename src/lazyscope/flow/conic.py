@@ -1,0 +1,157 @@
+"""Conic particle gradient descent (talk 004; Chizat, 2019): r' = -2αrJ'_ν(θ), θ' = -β∇J'_ν(θ), with retractions.
+
+It is the gradient flow of J in the Wasserstein-Fisher-Rao metric of the nonnegative measures, discretised. β = 0 leaves
+the positions and is mirror descent on the masses.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, TypeAlias, final
+
+import numpy as np
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from lazyscope.errors import InputError
+from lazyscope.flow.base import Progress, Status
+from lazyscope.flow.descent import DIVERGED, Rate, check_record
+from lazyscope.model.particles import Functional, Measure, certify
+
+Retraction: TypeAlias = Callable[[Tensor, Tensor], Tensor]
+"""(r, δ) ↦ the new r, where δ = -2αJ' is the step of log r."""
+
+Watch: TypeAlias = Callable[[Measure], Mapping[str, Tensor]]
+"""Measures something at ν; called at the recorded steps."""
+
+
+def mirror(r: Tensor, step: Tensor) -> Tensor:
+    """r e^δ: multiplicative updates, so that β = 0 is mirror descent with the entropy; r stays positive."""
+    return r * step.exp()
+
+
+def canonical(r: Tensor, step: Tensor) -> Tensor:
+    """r(1 + δ): a straight step in r, as gradient descent on r takes; one beyond the tip of the cone ends there."""
+    return r * (1 + step).clamp(min=0)
+
+
+@final
+@dataclass(frozen=True, repr=False)
+class ConicPath:
+    """A path ν_t recorded at T steps, of one measure or of a family."""
+
+    steps: Int[Tensor, "T"]
+    value: Float[Tensor, "T *batch"]
+    """J(ν)."""
+    final: Measure
+    converged: Bool[Tensor, "*batch"]
+    diverged: Bool[Tensor, "*batch"]
+    measures: list[Measure] = field(default_factory=list)
+    """ν at the recorded steps, on request."""
+    observed: dict[str, Tensor] = field(default_factory=dict)
+    """What was watched, stacked over the steps."""
+
+    @property
+    def status(self) -> Any:
+        """The `Status` of one measure; for a family a NumPy array of them."""
+        names = np.empty(tuple(self.converged.shape), dtype=object)
+        names.fill(Status.HORIZON)
+        names[self.converged.cpu().numpy()] = Status.CONVERGED
+        names[self.diverged.cpu().numpy()] = Status.DIVERGED
+        return names if names.ndim else names.item()
+
+    def __repr__(self) -> str:
+        return f"ConicPath({self.status}, {int(self.steps[-1])} steps, {self.final!r})"
+
+
+@torch.no_grad()
+def conic_descent(
+    functional: Functional,
+    start: Measure,
+    *,
+    alpha: Rate,
+    beta: Rate,
+    steps: int,
+    retraction: Retraction = mirror,
+    tolerance: float | int = 0.0,
+    record: int | Sequence[int] = 100,
+    watch: Watch | None = None,
+    keep: bool = False,
+    progress: Progress | None = None,
+) -> ConicPath:
+    """r ← retraction(r, -2αJ'), θ ← step(θ, -β∇J'), for all members of a family at once.
+
+    `alpha` and `beta` are numbers or one for each member. With a `tolerance` each member's certificate is asked at the
+    recorded steps, and a member whose gap is proved to be at most that rests: `converged`. One whose J is not finite
+    or blows up is held: `diverged`. Decrease is guaranteed for small steps only (Chizat, 2019, Lemma 2.5).
+    """
+    rates = [_rate(name, value, start) for name, value in (("alpha", alpha), ("beta", beta))]
+    if not bool((rates[0] > 0).all()) or not bool((rates[1] >= 0).all()):
+        raise InputError("Masses need steps alpha > 0, positions beta ≥ 0; pass such numbers.")
+    marks = check_record(record, steps)
+    nu, last, values = start, marks[-1], []
+    measures: list[Measure] = []
+    watched: list[Mapping[str, Tensor]] = []
+    limit: Tensor | None = None
+    converged = torch.zeros(start.batch, dtype=torch.bool, device=start.r.device)
+    moving = ~converged
+    wanted = set(marks)
+    for step in range(last + 1):
+        value, derivative, slope = functional.variation(nu)
+        limit = DIVERGED * (1 + value) if limit is None else limit
+        moving = moving & (value <= limit)
+        if step in wanted:
+            if tolerance:
+                proved = _proved(functional, nu, moving, float(tolerance))
+                converged, moving = converged | proved, moving & ~proved
+            values.append(value)
+            if keep:
+                measures.append(nu)
+            if watch is not None:
+                watched.append(watch(nu))
+            if progress is not None:
+                progress(step / max(last, 1))
+            if step == last or not bool(moving.any()):
+                break
+        # Held members step by 0: masked, as the NaN of a diverged one would survive a product with 0.
+        change = torch.where(moving[..., None], -2 * rates[0] * derivative, 0)
+        walk = torch.where(moving[..., None, None], -rates[1][..., None] * slope, 0)
+        nu = replace(nu, r=retraction(nu.r, change), theta=nu.domain.step(nu.theta, walk))
+    missing = len(marks) - len(values)
+    return ConicPath(
+        steps=torch.tensor(marks),
+        value=torch.stack(values + values[-1:] * missing),
+        final=nu,
+        converged=converged,
+        diverged=~(moving | converged),
+        measures=measures + measures[-1:] * missing,
+        observed={name: torch.stack([w[name] for w in watched + watched[-1:] * missing]) for name in watched[0]}
+        if watched
+        else {},
+    )
+
+
+def safe_step(functional: Functional, measure: Measure) -> float:
+    """A first guess of α = β for `conic_descent`: 1/(4·max(|J'|, λ)) at the start, for steps of log r below ½."""
+    derivative = functional.variation(measure).derivative.abs()
+    size = max(float(derivative.max()), float(torch.as_tensor(functional.penalty).max()))
+    return 1 / (4 * size) if size else math.inf
+
+
+def _proved(functional: Functional, measure: Measure, moving: Tensor, tolerance: float) -> Tensor:
+    """Which of the moving members are proved to be within the tolerance."""
+    found = torch.zeros_like(moving)
+    for index in np.ndindex(*measure.batch):
+        if bool(moving[index]):
+            found[index] = certify(functional[index], measure[index]).gap <= tolerance
+    return found
+
+
+def _rate(name: str, value: Rate, start: Measure) -> Float[Tensor, "*batch 1"]:
+    rate = torch.as_tensor(value, dtype=start.r.dtype, device=start.r.device)
+    if rate.shape not in (torch.Size(), torch.Size(start.batch)) or not bool(rate.isfinite().all()):
+        raise InputError(f"{name} is {value}; pass one finite number, or one for each member {start.batch}.")
+    return rate.expand(start.batch)[..., None]

@@ -1,0 +1,111 @@
+"""Particle gradient flow in mean-field time, w' = -m∇F_m(w) = -∇F'_μ(w_i), with or without noise (talk 004).
+
+As m grows it follows the Wasserstein gradient flow of F. Noise of temperature τ adds τ times the negative entropy to F:
+dw_i = -∇F'_μ(w_i) dt + √(2τ) dB_i, the noisy descent of Mei, Montanari and Nguyen (2018).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, TypeAlias, final
+
+import numpy as np
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+from lazyscope.errors import InputError
+from lazyscope.flow.base import Progress, Status
+from lazyscope.flow.descent import DIVERGED, Rate, check_lr, check_record
+from lazyscope.model.particles.energy import Energy
+
+Look: TypeAlias = Callable[[Tensor], Mapping[str, Tensor]]
+"""Measures something at the particles; called at the recorded steps."""
+
+
+@final
+@dataclass(frozen=True, repr=False)
+class ParticlePath:
+    """Particles (*batch, m, p) along a flow, recorded at T times."""
+
+    times: Float[Tensor, "T ..."]
+    """Mean-field time, Σ lr."""
+    value: Float[Tensor, "T *batch"]
+    """F(μ)."""
+    final: Float[Tensor, "*batch m p"]
+    diverged: Bool[Tensor, "*batch"]
+    particles: Float[Tensor, "T *batch m p"] | None = None
+    """On request."""
+    observed: dict[str, Tensor] = field(default_factory=dict)
+
+    @property
+    def status(self) -> Any:
+        """The `Status` of one system; for a family a NumPy array of them."""
+        names = np.where(self.diverged.cpu().numpy(), Status.DIVERGED, Status.HORIZON).astype(object)
+        return names if names.ndim else names.item()
+
+    def __repr__(self) -> str:
+        return f"ParticlePath({len(self.times)} times, particles {tuple(self.final.shape)})"
+
+
+@torch.no_grad()
+def particle_flow(
+    energy: Energy,
+    start: Tensor,
+    *,
+    lr: Rate,
+    steps: int,
+    temperature: float | int = 0.0,
+    seed: int = 0,
+    record: int | Sequence[int] = 100,
+    look: Look | None = None,
+    keep: bool = False,
+    progress: Progress | None = None,
+) -> ParticlePath:
+    """Euler's method for w (*batch, m, p): w_i ← w_i - lr·∇F'_μ(w_i) + √(2·lr·τ) ξ_i; for lr → 0 the flow.
+
+    `lr` is one number or one for each member. The same `lr` fits every width m: that is what mean-field time means.
+    Noise comes from a CPU generator, the same on every machine. A member whose F blows up is held: `diverged`.
+    """
+    if start.ndim < 2 or not bool(start.isfinite().all()):
+        raise InputError(f"Particles are finite numbers (…, m, p), not {tuple(start.shape)}; reshape or clean them.")
+    if temperature < 0:
+        raise InputError(f"The temperature is {temperature}; pass one from 0 on.")
+    batch = tuple(start.shape[:-2])
+    rates, marks = check_lr(lr, batch), check_record(record, steps)
+    rate = rates.to(start).expand(batch)[..., None, None]
+    generator = torch.Generator().manual_seed(seed)
+    w, last, wanted = start.clone(), marks[-1], set(marks)
+    values: list[Tensor] = []
+    kept: list[Tensor] = []
+    seen: list[Mapping[str, Tensor]] = []
+    limit: Tensor | None = None
+    moving = torch.ones(batch, dtype=torch.bool, device=start.device)
+    for step in range(last + 1):
+        value, field_at = energy.field(w)
+        limit = DIVERGED * (1 + value.abs()) if limit is None else limit
+        moving = moving & (value <= limit)
+        if step in wanted:
+            values.append(value)
+            if keep:
+                kept.append(w)
+            if look is not None:
+                seen.append(look(w))
+            if progress is not None:
+                progress(step / max(last, 1))
+            if step == last:
+                break
+        move = -rate * field_at
+        if temperature:
+            noise = torch.randn(start.shape, dtype=start.dtype, generator=generator).to(start.device)
+            move = move + (2 * temperature * rate).sqrt() * noise
+        w = w + torch.where(moving[..., None, None], move, 0)
+    return ParticlePath(
+        times=torch.tensor(marks, dtype=torch.float64).reshape(-1, *[1] * rates.ndim) * rates,
+        value=torch.stack(values),
+        final=w,
+        diverged=~moving,
+        particles=torch.stack(kept) if keep else None,
+        observed={name: torch.stack([entry[name] for entry in seen]) for name in seen[0]} if seen else {},
+    )

@@ -1,0 +1,27 @@
+"""A folder of a trial's own while it runs, for checkpoints: kept when the run is killed, gone when it is stored."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from pathlib import Path
+
+_current: ContextVar[Path | None] = ContextVar("scratch", default=None)
+
+
+def scratch() -> Path | None:
+    """The folder of the trial that runs now, which may not exist yet; None outside of the lab."""
+    return _current.get()
+
+
+@contextmanager
+def lent(folder: Path) -> Iterator[None]:
+    """Lend the folder to the trial inside; it is removed when the block ends well."""
+    token = _current.set(folder)
+    try:
+        yield
+        shutil.rmtree(folder, ignore_errors=True)
+    finally:
+        _current.reset(token)

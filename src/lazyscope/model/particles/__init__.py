@@ -1,0 +1,41 @@
+"""Measures as weighted particles, and the convex functionals on them; after talk 004 and Chizat (2019)."""
+
+from lazyscope.model.particles.certificate import Certificate, certify
+from lazyscope.model.particles.domain import Box, Cells, Domain, Euclidean, Sphere, Torus
+from lazyscope.model.particles.energy import AutogradEnergy, Energy, ReluPopulation, relu_interaction
+from lazyscope.model.particles.features import Evaluated, FeatureMap, Features, Trigonometric
+from lazyscope.model.particles.functional import (
+    Fidelity,
+    Functional,
+    Quadratic,
+    Smooth,
+    Variation,
+    frechet_derivative,
+)
+from lazyscope.model.particles.measure import Measure
+
+__all__ = [
+    "AutogradEnergy",
+    "Box",
+    "Cells",
+    "Certificate",
+    "Domain",
+    "Energy",
+    "Euclidean",
+    "Evaluated",
+    "FeatureMap",
+    "Features",
+    "Fidelity",
+    "Functional",
+    "Measure",
+    "Quadratic",
+    "ReluPopulation",
+    "Smooth",
+    "Sphere",
+    "Torus",
+    "Trigonometric",
+    "Variation",
+    "certify",
+    "frechet_derivative",
+    "relu_interaction",
+]

@@ -1,0 +1,127 @@
+"""Random features of images: patches of training images as filters (Coates, Lee, Ng 2011; Recht et al. 2019).
+
+Of each patch p of an image the mean is removed and the contrast divided out, p̂ = (p - p̄)/√(var(p) + ε), then it is
+whitened: q = W(p̂ - μ), W = (Σ + ρI)^(-1/2) (ZCA). A filter is such a q, of a random patch of a random image, at unit
+length; with z = ⟨f, q⟩ the features are max(z - b, 0) and max(-z - b, 0), averaged over 2×2 quarters of the image.
+Nothing is trained.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import final
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float
+from torch import Tensor
+
+from lazyscope.errors import InputError
+
+CONTRAST = 0.01
+"""ε in units of the mean variance of patches: Coates et al. take 10 of pixels 0…255, which is that on CIFAR-10."""
+
+WHITENING = 1e-2
+"""ρ in units of the mean eigenvalue of Σ: below it directions are noise."""
+
+SAMPLE = 30_000
+"""Patches from which μ and Σ are estimated, for 108 numbers each."""
+
+
+@final
+@dataclass(frozen=True)
+class Patches:
+    """Filters, whitening folded in: z = (kernels ⋆ x)/√(var + ε) - offsets, at every place of an image.
+
+    Images may be pixels in [0, 1] or normalised by channel: constants are relative to the images that were drawn from.
+    """
+
+    kernels: Float[Tensor, "filters channels size size"]
+    offsets: Float[Tensor, " filters"]
+    contrast: float
+    bias: float
+
+    @staticmethod
+    def draw(
+        x: Float[Tensor, "n channels height width"],
+        filters: int,
+        *,
+        size: int = 6,
+        bias: float | int = 0.5,
+        seed: int = 0,
+    ) -> Patches:
+        """From random places of random images; the same on every machine up to rounding."""
+        if min(x.shape[-2:]) < size:
+            raise InputError(
+                f"Images of {x.shape[-2]}×{x.shape[-1]} hold no patches of {size}×{size}; make them smaller."
+            )
+        random = torch.Generator().manual_seed(seed)
+        sample = _random_patches(x, SAMPLE, size, random)
+        contrast = CONTRAST * float(sample.var(1, correction=0).mean())
+        sample = _normalised(sample, contrast)
+        mean = sample.mean(0)
+        centred = sample - mean
+        values, vectors = torch.linalg.eigh(centred.T @ centred / len(centred))
+        whitening = (vectors * (values.clamp(min=0) + WHITENING * values.mean()).rsqrt()) @ vectors.T
+        drawn = (_normalised(_random_patches(x, filters, size, random), contrast) - mean) @ whitening
+        folded = F.normalize(drawn, dim=1) @ whitening
+        # ⟨k, p - p̄⟩ = ⟨k - k̄, p⟩: the mean is removed from the kernel once, not from every patch.
+        kernels = (folded - folded.mean(1, keepdim=True)).reshape(-1, x.shape[1], size, size)
+        return Patches(kernels.to(x), (folded @ mean).to(x), contrast, float(bias))
+
+    def blocks(
+        self, x: Float[Tensor, "n channels height width"], filters: int = 256, images: int = 2048
+    ) -> Iterator[Float[Tensor, "n _"]]:
+        """The features of all images, 8 a filter, for some filters at a time; of them, some images at a time."""
+        contrast = [self._deviation(part) for part in x.split(images)]
+        for kernels, offsets in zip(self.kernels.split(filters), self.offsets.split(filters), strict=True):
+            yield torch.cat(
+                [self._features(part, s, kernels, offsets) for part, s in zip(x.split(images), contrast, strict=True)]
+            )
+
+    def __call__(self, x: Float[Tensor, "n channels height width"]) -> Float[Tensor, "n features"]:
+        """All features, (n, 8·filters)."""
+        return torch.cat(list(self.blocks(x)), dim=1)
+
+    def _deviation(self, x: Tensor) -> Tensor:
+        """1/√(var(p) + ε) of the patch at every place, (n, 1, height, width)."""
+        size = self.kernels.shape[-1]
+        centred = x - x.mean((1, 2, 3), keepdim=True)  # var does not see it, and E[p²] - E[p]² loses less
+        mean, square = (
+            F.avg_pool2d(value.mean(1, keepdim=True), size, stride=1) for value in (centred, centred.square())
+        )
+        return (square - mean.square()).clamp_(min=0).add_(self.contrast).rsqrt_()
+
+    def _features(self, x: Tensor, scale: Tensor, kernels: Tensor, offsets: Tensor) -> Tensor:
+        z = F.conv2d(x, kernels)
+        z = torch.addcmul(-offsets[:, None, None], z, scale).flatten(2)
+        pool = _quarters(scale)
+        # Averages keep constants: of max(z - b, 0) = max(z, b) - b and max(-z - b, 0) = -min(z, -b) - b, b goes last.
+        high, low = z.clamp(min=self.bias) @ pool, z.clamp(max=-self.bias) @ pool
+        return torch.cat([high - self.bias, -low - self.bias], dim=1).flatten(1)
+
+
+def _quarters(like: Float[Tensor, "n 1 height width"]) -> Float[Tensor, "places 4"]:
+    """The average over each of 2×2 parts, torch's adaptive pooling, as a matrix: a product fills a GPU better."""
+    height, width = like.shape[-2:]
+    places = torch.eye(height * width, dtype=like.dtype, device=like.device).view(-1, 1, height, width)
+    return F.adaptive_avg_pool2d(places, 2).flatten(1)
+
+
+def _random_patches(x: Tensor, count: int, size: int, random: torch.Generator) -> Float[Tensor, "count d"]:
+    """Patches as rows, in float64 on the CPU."""
+    n, _, height, width = x.shape
+    image = torch.randint(n, (count,), generator=random)
+    top = torch.randint(height - size + 1, (count,), generator=random)
+    left = torch.randint(width - size + 1, (count,), generator=random)
+    span = torch.arange(size)
+    rows, columns = (top[:, None] + span)[:, :, None], (left[:, None] + span)[:, None, :]
+    index = [each.to(x.device) for each in (image[:, None, None], rows, columns)]
+    patches = x.permute(0, 2, 3, 1)[index[0], index[1], index[2]]  # (count, size, size, channels)
+    return patches.permute(0, 3, 1, 2).reshape(count, -1).double().cpu()
+
+
+def _normalised(patches: Tensor, contrast: float) -> Tensor:
+    centred = patches - patches.mean(1, keepdim=True)
+    return centred / (centred.square().mean(1, keepdim=True) + contrast).sqrt()

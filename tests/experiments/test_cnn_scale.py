@@ -1,0 +1,125 @@
+"""Figure 3(a): claims follow the trials, a small trial measures what it says, and bad data are one sentence."""
+
+from __future__ import annotations
+
+import math
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from lazyscope import cli
+from lazyscope.errors import DataError
+from lazyscope.experiments.cnn_scale import SETTINGS, claims, figure, grid, square, trial
+from lazyscope.lab.experiment import Params, Result, Trial, Trials
+from lazyscope.lab.scratch import lent
+from lazyscope.lab.style import style
+
+CPU = torch.device("cpu")
+LAZY = {1.0: (0.86, 0.9), 10.0: (0.71, 0.95), 100.0: (0.58, 0.98)}
+
+
+def planted(**changes: tuple[float, float]) -> Trials:
+    """(test accuracy, stability) for each α of the paper: as measured before, with changes at "1", "1e5", "inf", …"""
+    table = {float(point["alpha"]): LAZY.get(float(point["alpha"]), (0.567, 1.0)) for point in grid("paper")}
+    table |= {float(alpha.replace("at_", "")): pair for alpha, pair in changes.items()}
+    trials = []
+    for point in grid("paper"):
+        test, stability = table[float(point["alpha"])]
+        result: Result = {
+            "test_accuracy": test, "train_accuracy": test + 0.01, "stability": stability, "status": "horizon",
+            "test_loss": 0.06, "train_loss": 0.05, "curve_loss": np.geomspace(0.09, 0.05, 70),
+        }  # fmt: skip
+        trials.append(Trial(point, result))
+    return Trials(trials)
+
+
+def held(trials: Trials) -> list[bool]:
+    return [claim.holds for claim in claims(trials)]
+
+
+def test_claims_can_fail() -> None:
+    assert held(planted()) == [True] * 5
+    assert held(planted(at_1=(0.83, 0.9)))[0] is False
+    assert held(planted(at_1e4=(0.63, 1.0)))[1:3] == [False, False]
+    assert held(planted(at_1e3=(0.58, 0.999)))[1:3] == [True, False], "1.3 points off the limit"
+    assert held(planted(at_1e5=(0.567, 0.985)))[4] is False
+    assert held(planted(at_10=(0.71, 0.85)))[4] is False, "it must grow"
+    diverged = Trials(Trial(t.params, {**t.result, "status": "diverged"}) for t in planted())
+    assert held(diverged)[0] is False
+    overfit = Trials(Trial(t.params, {**t.result, "train_accuracy": 0.99}) for t in planted())
+    assert held(overfit)[3] is False
+
+
+def test_the_figure_shows_every_scale() -> None:
+    with style():
+        page = figure(planted())
+    labels = [text.get_text() for text in page.axes[0].get_xticklabels()]
+    assert labels == [f"$10^{{{k}}}$" for k in range(8)] + [r"$\infty$"]
+    assert len(page.axes) == 3
+
+
+def test_the_paper_setting() -> None:
+    points = grid("paper")
+    assert [float(point["alpha"]) for point in points] == [10.0**k for k in range(8)] + [math.inf]
+    assert {(point["epochs"], point["batch"], point["lr"]) for point in points} == {(70, 128, 1.0)}
+    setting = SETTINGS["VGG-11 on CIFAR-10"]
+    assert (setting.padding, setting.flips) == (4, True)
+
+
+def test_the_loss_is_averaged_over_outputs_and_samples() -> None:
+    outputs, labels = torch.randn(6, 10), torch.arange(6)
+    target = torch.nn.functional.one_hot(labels, 10)
+    torch.testing.assert_close(square(outputs, labels), (outputs - target).square().mean())
+    assert float(square(torch.zeros(3, 10), torch.zeros(3, dtype=torch.long))) == pytest.approx(0.1)
+
+
+def test_a_trial_is_the_same_with_and_without_a_checkpoint(tmp_path: Path) -> None:
+    point: Params = {**grid("quick")[1], "epochs": 1}
+    (first,) = trial([point], CPU)
+    with lent(tmp_path / "scratch"):
+        (second,) = trial([point], CPU)
+    assert not (tmp_path / "scratch").exists()
+    costs = {"device_seconds", "setup_seconds", "images_per_second", "peak_memory"}
+    for name, value in first.items():
+        if name not in costs:
+            np.testing.assert_array_equal(value, second[name], err_msg=name)
+    assert first.keys() >= costs
+    assert 0.1 < float(first["test_accuracy"]) < 1
+    assert np.asarray(first["stability_relu"]).shape == (4,)
+    assert np.asarray(first["stability_pool"]).shape == (3,)
+    assert float(first["stability"]) == pytest.approx(np.asarray(first["stability_relu"]).mean())
+    assert 0 < float(first["displacement"]) < 1
+    with lent(tmp_path / "scratch"), pytest.raises(KeyError):
+        trial([{**point, "setting": "none"}], CPU)
+
+
+def test_without_cifar10_it_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("LAZYSCOPE_DATA", raising=False)
+    with pytest.raises(DataError, match="download"):
+        trial(grid("paper")[:1], CPU)
+
+
+@pytest.mark.parametrize("content", [b"", b"nonsense", b"\x01" * 3073])
+def test_bad_data_are_one_sentence_on_the_command_line(
+    content: bytes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("LAZYSCOPE_DATA", "")  # the command sets it; this puts it back
+    data = tmp_path / "data"
+    data.mkdir()
+    for i in range(1, 6):
+        (data / f"data_batch_{i}.bin").write_bytes(content)
+    arguments = ("reproduce", "cnn-scale", "--scale", "paper", "--device", "cpu", "--data-dir", str(data))
+    monkeypatch.setattr(sys, "argv", ["lazyscope", *arguments, "--out", str(tmp_path / "out")])
+    monkeypatch.setenv("COLUMNS", "200")
+    with pytest.raises(SystemExit) as ended:
+        cli.main()
+    out, err = capsys.readouterr()
+    assert ended.value.code == 2
+    assert "Traceback" not in out + err
+    (line,) = err.strip().splitlines()
+    assert "DataError" in line
+    assert str(data) in line
+    assert "download it again" in line
