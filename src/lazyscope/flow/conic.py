@@ -19,6 +19,7 @@ from torch import Tensor
 from lazyscope.errors import InputError
 from lazyscope.flow.base import Progress, Status
 from lazyscope.flow.descent import DIVERGED, Rate, check_record
+from lazyscope.linalg.threads import threads_for
 from lazyscope.model.particles import Functional, Measure, certify
 
 Retraction: TypeAlias = Callable[[Tensor, Tensor], Tensor]
@@ -85,8 +86,8 @@ def conic_descent(
     """r ← retraction(r, -2αJ'), θ ← step(θ, -β∇J'), for all members of a family at once.
 
     `alpha` and `beta` are numbers or one for each member. With a `tolerance` each member's certificate is asked at the
-    recorded steps, and a member whose gap is proved to be at most that rests: `converged`. One whose J is not finite
-    or blows up is held: `diverged`. Decrease is guaranteed for small steps only (Chizat, 2019, Lemma 2.5).
+    recorded steps, and a member whose gap is at most that rests: `converged` (proved where the features know their
+    curvature, as the certificate says). One whose J is not finite or blows up is held: `diverged`.
     """
     rates = [_rate(name, value, start) for name, value in (("alpha", alpha), ("beta", beta))]
     if not bool((rates[0] > 0).all()) or not bool((rates[1] >= 0).all()):
@@ -99,27 +100,28 @@ def conic_descent(
     converged = torch.zeros(start.batch, dtype=torch.bool, device=start.r.device)
     moving = ~converged
     wanted = set(marks)
-    for step in range(last + 1):
-        value, derivative, slope = functional.variation(nu)
-        limit = DIVERGED * (1 + value) if limit is None else limit
-        moving = moving & (value <= limit)
-        if step in wanted:
-            if tolerance:
-                proved = _proved(functional, nu, moving, float(tolerance))
-                converged, moving = converged | proved, moving & ~proved
-            values.append(value)
-            if keep:
-                measures.append(nu)
-            if watch is not None:
-                watched.append(watch(nu))
-            if progress is not None:
-                progress(step / max(last, 1))
-            if step == last or not bool(moving.any()):
-                break
-        # Held members step by 0: masked, as the NaN of a diverged one would survive a product with 0.
-        change = torch.where(moving[..., None], -2 * rates[0] * derivative, 0)
-        walk = torch.where(moving[..., None, None], -rates[1][..., None] * slope, 0)
-        nu = replace(nu, r=retraction(nu.r, change), theta=nu.domain.step(nu.theta, walk))
+    with threads_for(start.r.numel() * functional.predictor(start).shape[-1]):
+        for step in range(last + 1):
+            value, derivative, slope = functional.variation(nu)
+            limit = DIVERGED * (1 + value) if limit is None else limit
+            moving = moving & (value <= limit)
+            if step in wanted:
+                if tolerance:
+                    proved = _proved(functional, nu, moving, float(tolerance))
+                    converged, moving = converged | proved, moving & ~proved
+                values.append(value)
+                if keep:
+                    measures.append(nu)
+                if watch is not None:
+                    watched.append(watch(nu))
+                if progress is not None:
+                    progress(step / max(last, 1))
+                if step == last or not bool(moving.any()):
+                    break
+            # Held members step by 0: masked, as the NaN of a diverged one would survive a product with 0.
+            change = torch.where(moving[..., None], -2 * rates[0] * derivative, 0)
+            walk = torch.where(moving[..., None, None], -rates[1][..., None] * slope, 0)
+            nu = replace(nu, r=retraction(nu.r, change), theta=nu.domain.step(nu.theta, walk))
     missing = len(marks) - len(values)
     return ConicPath(
         steps=torch.tensor(marks),

@@ -18,6 +18,7 @@ from torch import Tensor
 from lazyscope.errors import InputError
 from lazyscope.flow.base import Progress, Status
 from lazyscope.flow.descent import DIVERGED, Rate, check_lr, check_record
+from lazyscope.linalg.threads import threads_for
 from lazyscope.model.particles.energy import Energy
 
 Look: TypeAlias = Callable[[Tensor], Mapping[str, Tensor]]
@@ -82,25 +83,26 @@ def particle_flow(
     seen: list[Mapping[str, Tensor]] = []
     limit: Tensor | None = None
     moving = torch.ones(batch, dtype=torch.bool, device=start.device)
-    for step in range(last + 1):
-        value, field_at = energy.field(w)
-        limit = DIVERGED * (1 + value.abs()) if limit is None else limit
-        moving = moving & (value <= limit)
-        if step in wanted:
-            values.append(value)
-            if keep:
-                kept.append(w)
-            if look is not None:
-                seen.append(look(w))
-            if progress is not None:
-                progress(step / max(last, 1))
-            if step == last:
-                break
-        move = -rate * field_at
-        if temperature:
-            noise = torch.randn(start.shape, dtype=start.dtype, generator=generator).to(start.device)
-            move = move + (2 * temperature * rate).sqrt() * noise
-        w = w + torch.where(moving[..., None, None], move, 0)
+    with threads_for(w[..., 0].numel() * w.shape[-2]):  # an interaction of all pairs
+        for step in range(last + 1):
+            value, field_at = energy.field(w)
+            limit = DIVERGED * (1 + value.abs()) if limit is None else limit
+            moving = moving & (value <= limit)
+            if step in wanted:
+                values.append(value)
+                if keep:
+                    kept.append(w)
+                if look is not None:
+                    seen.append(look(w))
+                if progress is not None:
+                    progress(step / max(last, 1))
+                if step == last:
+                    break
+            move = -rate * field_at
+            if temperature:
+                noise = torch.randn(start.shape, dtype=start.dtype, generator=generator).to(start.device)
+                move = move + (2 * temperature * rate).sqrt() * noise
+            w = w + torch.where(moving[..., None, None], move, 0)
     return ParticlePath(
         times=torch.tensor(marks, dtype=torch.float64).reshape(-1, *[1] * rates.ndim) * rates,
         value=torch.stack(values),

@@ -18,6 +18,9 @@ from lazyscope.model.base import Model, check_inputs, flatten, unflatten
 _AT_ONCE = 2_000_000
 """Numbers that pairs under one `vmap` may hold; beyond, each is large enough to fill the machine."""
 
+_DENSE = 1 << 22
+"""Up to so many numbers D²h is held as a tensor."""
+
 
 class Batches:
     """Inputs of n points, cut along the points."""
@@ -147,8 +150,12 @@ class SecondDerivative(Bilinear):
             at += rows
         return total
 
+    def compact(self) -> Bilinear:
+        """The dense twin where it is small, and less than many products; itself elsewhere."""
+        return self.to_dense() if self.shape[0] * self.shape[1] ** 2 <= _DENSE else self
+
     def to_dense(self) -> DenseBilinear:
-        """The tensor (nk, p, p): for small models, where its one computation is less than many products."""
+        """The tensor (nk, p, p)."""
         start = torch.cat([w.flatten() for w in self.model.params.values()])
         parts = []
         for x in self._batches:

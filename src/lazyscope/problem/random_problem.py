@@ -52,7 +52,7 @@ class RandomProblem:
         def integer(low: int, high: int) -> int:
             return int(torch.randint(low, high + 1, (), generator=random))
 
-        def log_uniform(low: float, high: float) -> float:
+        def log_uniform(low: float | int, high: float | int) -> float:
             return math.exp(math.log(low) + math.log(high / low) * float(torch.rand((), generator=random)))
 
         n, loss = integer(2, 5), _LOSSES[integer(0, len(_LOSSES) - 1)]

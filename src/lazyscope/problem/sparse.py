@@ -15,6 +15,7 @@ from torch import Tensor
 from lazyscope.errors import InputError
 from lazyscope.flow.base import Status
 from lazyscope.flow.conic import conic_descent, safe_step
+from lazyscope.linalg.threads import threads_for
 from lazyscope.model.particles import (
     Certificate,
     Domain,
@@ -73,6 +74,7 @@ def solve_sparse(
     Each round runs `steps` of conic descent, merges particles into spikes, polishes these by Newton's method, and asks
     for the certificate; where that finds J' < 0, a new particle is put for the next round. With `FeatureMap(φ,
     curvature)` or `Trigonometric` the gap is proved, else the infimum of J' is only as good as the search for it.
+    All on the CPU, in float64.
 
     >>> from lazyscope.model.particles import Torus, Trigonometric
     >>> wave = Trigonometric(order=3, dim=1)
@@ -84,7 +86,7 @@ def solve_sparse(
     if not 0 < penalty < math.inf:
         raise InputError(f"λ is {penalty}; pass a positive number, as without it no bound on the mass is known.")
     features = phi if isinstance(phi, Features) else FeatureMap(phi)
-    fidelity = Quadratic(target) if isinstance(target, Tensor) else target
+    fidelity = Quadratic(target.detach().cpu().double()) if isinstance(target, Tensor) else target
     functional = Functional(features, fidelity, float(penalty), signed)
     nu = _start(functional, domain, seed) if start is None else start
     if nu.batch:
@@ -108,11 +110,12 @@ def polish(functional: Functional, measure: Measure) -> Measure:
     In the masses themselves, with the bound 0: as functions of r they would creep towards it. Spikes that reach it
     are dropped.
     """
-    masses, steps = _lbfgs(functional, measure)
-    alive = masses > 0
-    theta = measure.domain.step(measure.theta, measure.domain.tangent(measure.theta, steps))
-    spikes = Measure(measure.domain, theta[alive], masses[alive].sqrt(), measure.sign[alive])
-    return _newton(functional, spikes)
+    with threads_for(0):  # few spikes, many small products
+        masses, steps = _lbfgs(functional, measure)
+        alive = masses > 0
+        theta = measure.domain.step(measure.theta, measure.domain.tangent(measure.theta, steps))
+        spikes = Measure(measure.domain, theta[alive], masses[alive].sqrt(), measure.sign[alive])
+        return _newton(functional, spikes)
 
 
 def _objective(functional: Functional, measure: Measure) -> Callable[[Tensor], Tensor]:

@@ -25,6 +25,9 @@ from lazyscope.model.two_layer import TwoLayer
 
 Number = float | int
 
+_NEAR, _GROWTH, _STARTS = 1 / 16, 4, 8
+"""Of sampled constants: the first ball's part of ‖w₀‖, the ratio of one ball to the next, and starts of each search."""
+
 BOUNDS: dict[Callable[[Tensor], Tensor], tuple[float, float]] = {
     torch.tanh: (1.0, 4 / (3 * math.sqrt(3))),  # |σ''| = 2 tanh sech², largest at tanh² = 1/3
     torch.sigmoid: (1 / 4, 1 / (6 * math.sqrt(3))),  # tanh at half the argument, halved
@@ -155,13 +158,16 @@ class SampledConstants(Constants):
         self._model, self._x, self._samples, self._seed = model, x, samples, seed
         self._points = Batches(x, 1).n
         self.jacobian_norm, self.smallest = singular_values(model, x)
-        self._known: dict[float, float] = {}
+        self._unit = _NEAR * math.sqrt(sum(float(w.square().sum()) for w in model.params.values()))
+        self._known: list[float] = []
 
     def smoothness(self, radius: Number) -> float:
-        rounded = 0.0 if radius == 0 else 2.0 ** math.ceil(math.log2(radius))  # few radii, each measured once
-        if rounded not in self._known:
-            self._known[rounded] = self._largest(self._x, rounded) / math.sqrt(self._points)
-        return max(value for known, value in self._known.items() if known <= rounded)
+        # measured once on each of a few growing balls, the first a part of ‖w₀‖; so it grows with the radius
+        last = 0 if radius <= self._unit else math.ceil(math.log(radius / self._unit, _GROWTH))
+        for k in range(len(self._known), last + 1):
+            here = self._largest(self._x, self._unit * _GROWTH**k) / math.sqrt(self._points)
+            self._known.append(max([here, *self._known[-1:]]))
+        return self._known[last]
 
     def at(self, x: Inputs) -> Pointwise:
         single = list(Batches(x, 1))
@@ -170,12 +176,12 @@ class SampledConstants(Constants):
 
     def _largest(self, x: Inputs, radius: Number) -> float:
         random = torch.Generator().manual_seed(self._seed)
-        found = bilinear_norm(SecondDerivative(self._model, x, batch=512)).value
+        found = bilinear_norm(SecondDerivative(self._model, x, batch=512).compact(), starts=_STARTS).value
         for _ in range(self._samples if radius else 0):
             moves = {k: torch.randn(w.shape, generator=random).to(w) for k, w in self._model.params.items()}
             length = math.sqrt(sum(float(move.square().sum()) for move in moves.values()))
             moved = self._model.at({k: w + moves[k] * (radius / length) for k, w in self._model.params.items()})
-            found = max(found, bilinear_norm(SecondDerivative(moved, x, batch=512), starts=4).value)
+            found = max(found, bilinear_norm(SecondDerivative(moved, x, batch=512).compact(), starts=_STARTS).value)
         return found
 
 

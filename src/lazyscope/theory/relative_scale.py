@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from lazyscope._typing import Inputs
 from lazyscope.errors import InputError, LazyscopeError, ModelError, ScaleError
-from lazyscope.linalg.bilinear import Bilinear, BilinearNorm, bilinear_norm
+from lazyscope.linalg.bilinear import BilinearNorm, bilinear_norm
 from lazyscope.linalg.eigen import operator_norm
 from lazyscope.model.base import Model
 from lazyscope.model.jacobian import JacobianOperator, SecondDerivative
@@ -24,9 +24,6 @@ from lazyscope.model.neuron_curvature import curvature_norm, kinked
 from lazyscope.model.two_layer import TwoLayer
 
 Number = float | int
-
-_DENSE = 1 << 22
-"""Up to so many numbers D²h is held as a tensor."""
 
 
 class KinkWarning(UserWarning):
@@ -137,9 +134,7 @@ def relative_scale(
         outputs = torch.cat([model(part) for part in jacobian.batches])
     target = _as_outputs(y, outputs)
     norm = operator_norm(jacobian, seed=seed)
-    form: Bilinear = SecondDerivative(model, x, batch=batch)
-    if form.shape[0] * form.shape[1] ** 2 <= _DENSE:
-        form = SecondDerivative(model, x, batch=batch).to_dense()
+    form = SecondDerivative(model, x, batch=batch).compact()
     search = bilinear_norm(form, starts=starts, tolerance=tolerance, iterations=iterations, seed=seed)
     return _assembled(outputs, target, norm, search, _notice(model, jacobian.batches[:2]))
 

@@ -17,6 +17,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from lazyscope.errors import InputError
+from lazyscope.linalg.threads import threads_for
 from lazyscope.model.particles.domain import Domain
 from lazyscope.model.particles.functional import Functional
 from lazyscope.model.particles.measure import Measure
@@ -77,13 +78,15 @@ def certify(
     """
     if measure.batch:
         raise InputError("A certificate is for one measure; index the family first.")
-    measure = measure.to("cpu", torch.float64)
+    measure = measure.to(torch.float64)
     field = _Field(functional, measure)
     starts = _starts(measure, seed)
-    theta, sign = _descend(field, measure.domain, starts)
+    with threads_for(0):  # dozens of points and of cells at a time
+        theta, sign = _descend(field, measure.domain, starts)
     found = sign * field.pair(theta) + field.penalty
     least = float(found.min())
-    bound = _bounded(field, measure.domain, least, float(accuracy))
+    with threads_for(0):
+        bound = _bounded(field, measure.domain, least, float(accuracy))
     variation = functional.variation(measure)
     value = float(variation.value)
     if mass is None:
@@ -104,7 +107,7 @@ def certify(
 
 
 class _Field:
-    """⟨φ(θ), g⟩ for the dual variable of one measure."""
+    """⟨φ(θ), g⟩ for the dual variable of one measure, which may be on a GPU; points come from the CPU and go there."""
 
     def __init__(self, functional: Functional, measure: Measure) -> None:
         self.features, self.signed = functional.features, functional.signed
@@ -113,12 +116,12 @@ class _Field:
         self.curvature = float(torch.linalg.vector_norm(self.dual)) * functional.features.curvature
 
     def pair(self, theta: Tensor) -> Tensor:
-        return self.features.at(theta).pair(self.dual).detach()
+        return self.features.at(theta.to(self.dual.device)).pair(self.dual).detach().cpu()
 
     def both(self, theta: Tensor) -> tuple[Tensor, Tensor]:
         """Value and gradient."""
-        seen = self.features.at(theta)
-        return seen.pair(self.dual).detach(), seen.slope(self.dual).detach()
+        seen = self.features.at(theta.to(self.dual.device))
+        return seen.pair(self.dual).detach().cpu(), seen.slope(self.dual).detach().cpu()
 
 
 def _starts(measure: Measure, seed: int) -> Tensor:
@@ -126,7 +129,7 @@ def _starts(measure: Measure, seed: int) -> Tensor:
     number = int((_POINTS / len(domain.cells(1).centres)) ** (1 / domain.dim))
     points = domain.grid(number) if number >= 4 else domain.random(_POINTS, torch.Generator().manual_seed(seed))
     heavy = measure.r.argsort(descending=True)[:_CHOSEN]
-    return torch.cat([points, measure.theta[heavy]])
+    return torch.cat([points, measure.theta[heavy].cpu()])
 
 
 def _descend(field: _Field, domain: Domain, theta: Tensor, steps: int = 100) -> tuple[Tensor, Tensor]:

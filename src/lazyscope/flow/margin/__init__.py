@@ -1,0 +1,18 @@
+"""Implicit bias: flows and ascents under losses with an exponential tail, stable for any time."""
+
+from lazyscope.flow.margin.ascent import MarginPath, soft_min_ascent
+from lazyscope.flow.margin.base import BothLayers, Linear, Predictor
+from lazyscope.flow.margin.implicit import MarginFlow, margin_flow
+from lazyscope.flow.margin.linear import LinearPath, linear_margin_flow
+
+__all__ = [
+    "BothLayers",
+    "Linear",
+    "LinearPath",
+    "MarginFlow",
+    "MarginPath",
+    "Predictor",
+    "linear_margin_flow",
+    "margin_flow",
+    "soft_min_ascent",
+]

@@ -1,0 +1,154 @@
+"""Exponential-type losses and margins: the normalised flow w' = ∇S(w), S = -log R, for any time (talk 004).
+
+For the exponential loss S is the soft-min F₁ of the talk, and w' = ∇S is the gradient flow w' = -∇R in another time,
+dt = dτ/R. Nothing under- or overflows: R is known by its logarithm, and w as e^s w̄ with w̄ of norm 1 at most.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TypeAlias, final
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float
+from torch import Tensor
+
+from lazyscope.errors import InputError
+from lazyscope.loss import Exponential, Logistic, Loss
+
+Pull: TypeAlias = Callable[[Tensor], Tensor]
+"""q (*batch, n) ↦ Σ_i q_i ∇f(x_i), of the shape of w."""
+
+
+@final
+@dataclass(frozen=True)
+class Tail:
+    """ℓ(u), -ℓ'(u) and ℓ''(u) of a margin u, by their logarithms: all are -u for large u."""
+
+    value: Callable[[Tensor], Tensor]
+    slope: Callable[[Tensor], Tensor]
+    curvature: Callable[[Tensor], Tensor]
+
+
+def _log_softplus(u: Tensor) -> Tensor:
+    """log log(1 + e^{-u}), as -u - e^{-u}/2 where the inner logarithm is e^{-u} - e^{-2u}/2 up to rounding."""
+    far = u > 18
+    return torch.where(far, -u - 0.5 * torch.exp(-u), (-F.logsigmoid(torch.where(far, 0, u))).log())
+
+
+_TAILS: dict[type[Loss], Tail] = {
+    Exponential: Tail(torch.neg, torch.neg, torch.neg),
+    Logistic: Tail(_log_softplus, lambda u: F.logsigmoid(-u), lambda u: F.logsigmoid(-u) + F.logsigmoid(u)),
+}
+
+
+def tail_of(loss: Loss) -> Tail:
+    """What the flow needs of the loss."""
+    if type(loss) not in _TAILS:
+        raise InputError(f"{type(loss).__name__} has no exponential tail; pass loss.Exponential() or loss.Logistic().")
+    return _TAILS[type(loss)]
+
+
+def log_risk(tail: Tail, margins: Float[Tensor, "*batch n"]) -> Float[Tensor, "*batch"]:
+    """log R = log (1/n)Σℓ(u_i)."""
+    return torch.logsumexp(tail.value(margins), -1) - math.log(margins.shape[-1])
+
+
+def pressure(tail: Tail, margins: Float[Tensor, "*batch n"]) -> Float[Tensor, "*batch n"]:
+    """p_i = ∂S/∂u_i = -ℓ'(u_i)/Σℓ(u_j): for the exponential loss a point of the simplex."""
+    return torch.exp(tail.slope(margins) - torch.logsumexp(tail.value(margins), -1, keepdim=True))
+
+
+def relaxed(
+    tail: Tail, margins: Float[Tensor, "*batch n"], moves: Float[Tensor, "*batch n k"]
+) -> Float[Tensor, "*batch n k"]:
+    """-(∂p/∂u)·moves = (diag(ℓ''(u_i)/Σℓ(u_j)) - ppᵀ)·moves: larger margins relieve the pressure."""
+    p = pressure(tail, margins)
+    bend = torch.exp(tail.curvature(margins) - torch.logsumexp(tail.value(margins), -1, keepdim=True))
+    return bend[..., None] * moves - p[..., None] * (p[..., None, :] @ moves)
+
+
+class Predictor(ABC):
+    """f(w, x_i) on given samples, positively homogeneous in w."""
+
+    degree: int
+
+    @abstractmethod
+    def linearise(self, w: Tensor) -> tuple[Float[Tensor, "*batch n"], Pull]:
+        """f(w, x_i), and its derivative's transpose in the metric of the flow."""
+
+    @abstractmethod
+    def kernel(self, w: Tensor) -> Float[Tensor, "*batch n n"]:
+        """How fast f(x_i) moves when w moves by the pull of sample j."""
+
+    @abstractmethod
+    def norm(self, w: Tensor) -> Float[Tensor, "*batch"]:
+        """1-homogeneous; margins are f/norm^degree."""
+
+
+@final
+class Linear(Predictor):
+    """f = w·φ(x_i), φ (*batch, n, q), with the Euclidean norm; φ = relu(Ax)/√m is a net with fixed hidden weights."""
+
+    degree = 1
+
+    def __init__(self, features: Float[Tensor, "*batch n q"]) -> None:
+        self.features = features
+        self.gram = features @ features.mT
+
+    def linearise(self, w: Tensor) -> tuple[Tensor, Pull]:
+        outputs = (self.features @ w[..., None]).squeeze(-1)
+        return outputs, lambda q: (self.features.mT @ q[..., None]).squeeze(-1)
+
+    def kernel(self, w: Tensor) -> Tensor:
+        return self.gram
+
+    def norm(self, w: Tensor) -> Tensor:
+        length: Tensor = torch.linalg.vector_norm(w, dim=-1)
+        return length
+
+
+@final
+class BothLayers(Predictor):
+    """f = (1/m)Σ_j c_j relu(a_j·x_i) of w_j = (c_j, a_j), (*batch, m, 1 + d), in mean-field time: m∇.
+
+    The norm² is (1/2m)Σ_j ‖w_j‖², at least the variation norm (1/m)Σ_j |c_j|‖a_j‖ and equal to it where the layers are
+    balanced. So the margin is at most that of `theory.margin.variation_margin`.
+    """
+
+    degree = 2
+
+    def __init__(self, x: Float[Tensor, "*batch n d"]) -> None:
+        self.x = x
+
+    def linearise(self, w: Tensor) -> tuple[Tensor, Pull]:
+        outer, inner = w[..., 0], w[..., 1:]
+        active = (inner @ self.x.mT).relu_()  # (*batch, m, n)
+        outputs = (outer[..., None, :] @ active).squeeze(-2) / w.shape[-2]
+
+        def pull(q: Tensor) -> Tensor:
+            lever = active.sign() @ (q[..., None] * self.x)
+            # relu(z) = z relu'(z): the outer gradient needs no second product with the activations.
+            return torch.cat([(inner * lever).sum(-1, keepdim=True), outer[..., None] * lever], dim=-1)
+
+        return outputs, pull
+
+    def kernel(self, w: Tensor) -> Tensor:
+        outer, active = w[..., None, :, 0], (self.x @ w[..., 1:].mT).relu_()  # (*batch, n, m)
+        moved = active.sign() * outer
+        return (active @ active.mT + moved @ moved.mT * (self.x @ self.x.mT)) / w.shape[-2]
+
+    def norm(self, w: Tensor) -> Tensor:
+        return (0.5 * w.square().sum(-1).mean(-1)).sqrt()
+
+
+def check_signs(y: Tensor, start: Tensor) -> None:
+    """Refuses labels that are no signs, and numbers that are none."""
+    if not bool((y.abs() == 1).all()):
+        raise InputError("Labels are -1 or 1; map them, as with 2 * y - 1.")
+    if not bool(start.isfinite().all()):
+        raise InputError("The flow starts from, or is given, NaN or infinite values; drop or repair them.")

@@ -1,0 +1,108 @@
+"""The normalised flow of any predictor by an implicit method, which does not mind how cold the soft-min is.
+
+The flow is stiff: support vectors' margins agree up to 1/‖w‖^degree of their size, and explicit steps must be that
+small too. Freeze the derivative of f during a step h; margins then follow u' = Mp(u), M = (y_i y_j K_ij) with K the
+tangent kernel, and a step of the linearly implicit Euler method is w ← w + h Σ_i q_i y_i ∇f(x_i), (I + hCM)q = p,
+C = -∂p/∂u.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import final
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+from lazyscope.errors import InputError
+from lazyscope.flow.base import Progress
+from lazyscope.flow.margin.base import Predictor, check_signs, pressure, relaxed, tail_of
+from lazyscope.loss import Exponential, Loss
+
+_MISSED = 0.5
+"""A step counts if Σ_i|p_i(u) - q_i| is at most this times Σ_i p_i after it."""
+_MOVED = 0.05
+"""A step moves w by at most this part of it: so far is the derivative of f worth freezing."""
+
+
+@final
+@dataclass(frozen=True, repr=False)
+class MarginFlow:
+    """The end of a normalised flow, and the way to it, T steps."""
+
+    margin: Float[Tensor, "T *batch"]
+    """min_i y_i f(x_i)/‖w‖^degree."""
+    log_scale: Float[Tensor, "T *batch"]
+    """log ‖w‖."""
+    final: Tensor
+    """w/‖w‖."""
+    converged: Bool[Tensor, "*batch"]
+    """Whether the soft-min came as near to the margin as was asked; else the steps did not suffice."""
+
+    def __repr__(self) -> str:
+        return (
+            f"MarginFlow({len(self.margin)} steps, {int(self.converged.sum())} of {self.converged.numel()} converged)"
+        )
+
+
+@torch.no_grad()
+def margin_flow(
+    predictor: Predictor,
+    y: Float[Tensor, "*batch n"],
+    start: Tensor,
+    *,
+    loss: Loss | None = None,
+    tolerance: float = 1e-2,
+    steps: int = 3000,
+    progress: Progress | None = None,
+) -> MarginFlow:
+    """w' = ∇S(w) for the exponential loss unless said, until log(n)/‖w‖^degree is `tolerance` times the margin.
+
+    Steps are as long as the frozen derivative allows, for each member of the batch by itself; a member that has
+    converged rests.
+    """
+    tail = tail_of(loss or Exponential())
+    check_signs(y, start)
+    if tolerance <= 0 or steps < 1:
+        raise InputError(f"Cannot come within {tolerance} in {steps} steps; pass a positive tolerance and some steps.")
+    batch, degree = y.shape[:-1], predictor.degree
+    lift = (*batch, *[1] * (start.ndim - len(batch)))
+    w, s = start, y.new_zeros(batch)
+    h = y.new_full(batch, 1e-2)
+    done = torch.zeros(batch, dtype=torch.bool, device=y.device)
+    columns: list[tuple[Tensor, Tensor]] = []
+    eye = torch.eye(y.shape[-1], dtype=y.dtype, device=y.device)
+    outputs, pull = predictor.linearise(w)
+    for step in range(steps):
+        scale = (degree * s).exp()
+        margins = scale[..., None] * y * outputs
+        p = pressure(tail, margins)
+        # In w̄ = e^{-s}w the pull is e^{(degree-2)s} times as long, and h counts in that unit: a relative step.
+        push = scale[..., None, None] * y[..., :, None] * predictor.kernel(w) * y[..., None, :]
+        system = eye + h[..., None, None] * relaxed(tail, margins, push)
+        q = torch.linalg.solve(system, p[..., None]).squeeze(-1)
+        move = h.reshape(lift) * pull(y * q)
+        # From w = 0 any step is infinitely long; up to ‖w‖ = 1 count in units of 1.
+        far = predictor.norm(move) / torch.where(s > 0, predictor.norm(w), 1 / _MOVED)
+        ahead = w + move
+        after, _ = predictor.linearise(ahead)
+        now = pressure(tail, scale[..., None] * y * after)
+        missed = (now - q).abs().sum(-1) / now.sum(-1)
+        good = (missed <= _MISSED) & (far <= _MOVED) & ~done
+        w = torch.where(good.reshape(lift), ahead, w)
+        h = torch.where(good, h * 1.3, torch.where(done, h, h / 2))
+        length = (s + predictor.norm(w).log()).clamp(min=0)
+        w, s = w * (s - length).exp().reshape(lift), length
+        outputs, pull = predictor.linearise(w)
+        whole = predictor.norm(w) ** degree
+        margin = (y * outputs).amin(-1) / whole
+        columns.append((margin, s + predictor.norm(w).log()))
+        done = math.log(y.shape[-1]) <= tolerance * margin * whole * (degree * s).exp()
+        if step % 20 == 0 and bool(done.all()):
+            break
+        if progress is not None:
+            progress((step + 1) / steps)
+    margin, log_scale = (torch.stack(column) for column in zip(*columns, strict=True))
+    return MarginFlow(margin, log_scale, w / predictor.norm(w).reshape(lift), done)
