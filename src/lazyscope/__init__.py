@@ -14,11 +14,13 @@ from lazyscope.flow import (
     stochastic_gradient_descent,
     tangent_flow,
 )
+from lazyscope.flow.conic import conic_descent
 from lazyscope.model.base import Model
 from lazyscope.model.ensemble import Ensemble
 from lazyscope.model.increment import FallbackWarning
 from lazyscope.model.transform import Linearised, Scaled, Symmetrised
 from lazyscope.problem.comparison import certify, compare
+from lazyscope.problem.sparse import solve_sparse
 from lazyscope.tangent import (
     Spectrum,
     TangentOperator,
@@ -51,6 +53,7 @@ __all__ = [
     "__version__",
     "certify",
     "compare",
+    "conic_descent",
     "errors",
     "gradient_descent",
     "gradient_flow",
@@ -61,6 +64,7 @@ __all__ = [
     "loss",
     "open_tangent_kernel",
     "relative_scale",
+    "solve_sparse",
     "spectrum",
     "stochastic_gradient_descent",
     "tangent_flow",

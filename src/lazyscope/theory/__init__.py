@@ -1,6 +1,6 @@
 """Statements: what can be proved about a model, as functions that return the proved number, or a certificate."""
 
-from lazyscope.theory import convex
+from lazyscope.theory import convex, high_dimension
 from lazyscope.theory.certificate import Certificate, Comparison, Constant, Hypothesis, Measurement, Verdict
 from lazyscope.theory.constants import (
     Constants,
@@ -31,6 +31,7 @@ __all__ = [
     "convex",
     "finite_horizon",
     "general",
+    "high_dimension",
     "linear_rate",
     "over_parameterised",
     "relative_scale",
