@@ -26,7 +26,7 @@ _SETTLED = 40
 _MANY, _FEW, _WORK = 64, 4, 100_000
 """Starts: as many as `_WORK` numbers hold, between these bounds."""
 
-_RACE, _KEPT = 8, 4
+_RACE, _KEPT = 6, 8
 """Where starts are too large to carry all to the end: after so many iterations, one of so many goes on."""
 
 
