@@ -40,8 +40,8 @@ COLOURS = (BLUE, ORANGE, GREEN, RED)
 def grid(scale: str) -> list[Params]:
     """One κ a point: of αh, of nets at λw₀, of nets of width m."""
     paper = scale == "paper"
-    seeds, some = (range(20), range(5)) if paper else (range(10), range(2))
-    alphas = np.geomspace(1, 1e4, 9 if paper else 5)
+    seeds, some = (range(20), range(5)) if paper else (range(10), range(1))
+    alphas = np.geomspace(1, 1e4, 9 if paper else 4)
     factors = np.geomspace(1, 32, 6 if paper else 3)
     widths = [2**k for k in (range(5, 13) if paper else range(5, 11))]
     points: list[Params] = [{"law": "α", "series": "h", "value": float(a), "seed": s} for s in some for a in alphas]
