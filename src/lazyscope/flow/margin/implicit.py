@@ -55,13 +55,15 @@ def margin_flow(
     *,
     loss: Loss | None = None,
     tolerance: float = 1e-2,
+    settle: int = 0,
     steps: int = 3000,
     progress: Progress | None = None,
 ) -> MarginFlow:
     """w' = ∇S(w) for the exponential loss unless said, until log(n)/‖w‖^degree is `tolerance` times the margin.
 
-    Steps are as long as the frozen derivative allows, for each member of the batch by itself; a member that has
-    converged rests.
+    Then ‖w‖ is held for `settle` more steps: w̄ climbs the soft-min of that temperature on the sphere, as in the talk's
+    "online projected gradient ascent". That is where neurons in better places overtake others, in as many e-foldings as
+    the flow itself would need of ‖w‖. Steps are as long as the frozen derivative allows, for each member by itself.
     """
     tail = tail_of(loss or Exponential())
     check_signs(y, start)
@@ -71,10 +73,12 @@ def margin_flow(
     lift = (*batch, *[1] * (start.ndim - len(batch)))
     w, s = start, y.new_zeros(batch)
     h = y.new_full(batch, 1e-2)
-    done = torch.zeros(batch, dtype=torch.bool, device=y.device)
+    held = torch.zeros(batch, dtype=torch.bool, device=y.device)
+    since = torch.zeros(batch, dtype=torch.int64, device=y.device)
     columns: list[tuple[Tensor, Tensor]] = []
     eye = torch.eye(y.shape[-1], dtype=y.dtype, device=y.device)
     outputs, pull = predictor.linearise(w)
+    size = predictor.norm(w)
     for step in range(steps):
         scale = (degree * s).exp()
         margins = scale[..., None] * y * outputs
@@ -85,24 +89,28 @@ def margin_flow(
         q = torch.linalg.solve(system, p[..., None]).squeeze(-1)
         move = h.reshape(lift) * pull(y * q)
         # From w = 0 any step is infinitely long; up to ‖w‖ = 1 count in units of 1.
-        far = predictor.norm(move) / torch.where(s > 0, predictor.norm(w), 1 / _MOVED)
+        far = predictor.norm(move) / torch.where(s > 0, size, 1 / _MOVED)
         ahead = w + move
         after, _ = predictor.linearise(ahead)
         now = pressure(tail, scale[..., None] * y * after)
         missed = (now - q).abs().sum(-1) / now.sum(-1)
+        done = since > settle
         good = (missed <= _MISSED) & (far <= _MOVED) & ~done
         w = torch.where(good.reshape(lift), ahead, w)
         h = torch.where(good, h * 1.3, torch.where(done, h, h / 2))
-        length = (s + predictor.norm(w).log()).clamp(min=0)
-        w, s = w * (s - length).exp().reshape(lift), length
+        size = predictor.norm(w)
+        length = torch.where(held, s, (s + size.log()).clamp(min=0))
+        shrink = torch.where(held, 1 / size, (s - length).exp())
+        w, s, size = w * shrink.reshape(lift), length, size * shrink
         outputs, pull = predictor.linearise(w)
-        whole = predictor.norm(w) ** degree
+        whole = size**degree
         margin = (y * outputs).amin(-1) / whole
-        columns.append((margin, s + predictor.norm(w).log()))
-        done = math.log(y.shape[-1]) <= tolerance * margin * whole * (degree * s).exp()
-        if step % 20 == 0 and bool(done.all()):
+        columns.append((margin, s + size.log()))
+        held = held | (math.log(y.shape[-1]) <= tolerance * margin * whole * (degree * s).exp())
+        since = since + held
+        if step % 20 == 0 and bool((since > settle).all()):
             break
         if progress is not None:
             progress((step + 1) / steps)
     margin, log_scale = (torch.stack(column) for column in zip(*columns, strict=True))
-    return MarginFlow(margin, log_scale, w / predictor.norm(w).reshape(lift), done)
+    return MarginFlow(margin, log_scale, w / size.reshape(lift), held)

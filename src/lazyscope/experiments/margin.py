@@ -1,0 +1,323 @@
+"""Talk 004, "Exponential loss and implicit bias": gradient flows find max-margin classifiers, in F₁ or F₂."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from torch import Tensor
+
+from lazyscope.data.clusters import Clusters
+from lazyscope.data.stream import stream
+from lazyscope.errors import InputError
+from lazyscope.flow.margin import BothLayers, Linear, linear_margin_flow, margin_flow
+from lazyscope.lab.experiment import Claim, Experiment, Params, Result, Trials
+from lazyscope.lab.style import BLUE, GREEN, ORANGE, RED, panels
+from lazyscope.loss import Exponential, Logistic, Loss
+from lazyscope.theory.margin import conjugate_kernel, kernel_svm, svm, variation_margin
+
+LOSSES: dict[str, Loss] = {"exponential": Exponential(), "logistic": Logistic()}
+TIMES = torch.logspace(0, 6, 19, dtype=torch.float64)
+TEST = 4000
+SIGHT = np.linspace(-0.75, 0.75, 101)
+"""The pictures' pixels along either axis."""
+_TEST, _NET = 2, 3
+"""Parts of what a seed draws: the clusters take 0 for their labels and 1 for training."""
+
+
+def grid(scale: str) -> list[Params]:
+    """Linear flows, a picture, margins in d = 3 against m, errors against n and d."""
+    paper = scale == "paper"
+    seeds, width = (10, 1000) if paper else (3, 100)
+    widths = [2**k for k in range(3, 11)] if paper else [8, 64, 1024]
+    plane: Params = {"samples": 64 if paper else 32, "seeds": seeds}
+    steps = (6000, 800) if paper else (1200, 300)
+    counts, dims = ([32, 64, 128, 256, 512], [5, 10, 15, 20, 25]) if paper else ([32, 128], [5, 15])
+    at = (15, 256) if paper else (15, 128)
+    sizes = list(dict.fromkeys([*((n, at[0]) for n in counts), *((at[1], d) for d in dims)]))
+    points: list[Params] = [{"kind": "linear", "loss": name, "seeds": 10 if paper else 2} for name in LOSSES]
+    shown: Params = {"side": 4, "samples": 100, "width": 500, "steps": 6000}
+    points += [{"kind": "picture", **(shown if paper else {"side": 3, "samples": 60, "width": 200, "steps": 600})}]
+    points += [{"kind": "best", **plane}]
+    points += [
+        {"kind": "width", "width": m, "steps": steps[0], "temperature": 0.05 if paper else 0.1, **plane} for m in widths
+    ]
+    task: Params = {"kind": "error", "width": width, "seeds": seeds, "steps": steps[1]}
+    return points + [{**task, "samples": n, "dim": d} for n, d in sizes]
+
+
+def trial(points: list[Params], device: torch.device) -> list[Result]:
+    """One point after the other; the seeds of each at once."""
+    kinds = {"linear": linear, "picture": picture, "best": best, "width": width, "error": error}
+    return [kinds[str(point["kind"])](point, device) for point in points]
+
+
+def linear(point: Params, device: torch.device) -> Result:
+    """Angles (times, seeds) in degrees between the flow and the SVM, with log t, on separable samples in the plane."""
+    draws = torch.stack(
+        [torch.randn(40, 2, generator=torch.Generator().manual_seed(s), dtype=torch.float64) for s in _seeds(point)]
+    )
+    y = torch.where(torch.arange(40) % 2 == 0, 1.0, -1.0).double().expand(len(draws), -1)
+    x = torch.stack([0.2 * y + draws[..., 0].abs() * y, draws[..., 1]], dim=-1)  # separable: by the first axis, say
+    path = linear_margin_flow(x, y, times=TIMES, loss=LOSSES[str(point["loss"])])
+    solved = [svm(*member) for member in zip(x, y, strict=True)]
+    aim = torch.stack([one.coefficients for one in solved])
+    chord = torch.linalg.vector_norm(path.direction - aim, dim=-1)
+    return {
+        "angle": torch.rad2deg(2 * torch.asin(chord / 2)).numpy(),
+        "log_time": path.log_time.numpy(),
+        "gap": max(one.gap for one in solved),
+    }
+
+
+def picture(point: Params, device: torch.device) -> Result:
+    """Both classifiers on k×k clusters: f on pixels, and their margins."""
+    clusters, count = Clusters.draw(int(point["side"]), 3, [0]), int(point["width"])
+    x, y = (side.double().to(device) for side in clusters.sample(int(point["samples"])))
+    first, second = np.meshgrid(SIGHT, SIGHT, indexing="ij")
+    pixels = torch.from_numpy(np.stack([np.ones_like(first), first, second], -1).reshape(1, -1, 3)).to(device)
+    first_margin, both = train_both(x, y, count, [0], int(point["steps"]))
+    second_margin, output = train_output(x, y, count, [0])
+    shape = (len(SIGHT), len(SIGHT))
+    return {
+        "margins": torch.cat([first_margin, second_margin]).cpu().numpy(),
+        "x": x[0, :, 1:].cpu().numpy(),
+        "y": y[0].cpu().numpy(),
+        "both": both(pixels)[0].cpu().numpy().reshape(shape),
+        "output": output(pixels)[0].cpu().numpy().reshape(shape),
+    }
+
+
+def best(point: Params, device: torch.device) -> Result:
+    """The margins that are possible: F₁'s linear program with its bound over the whole sphere, F₂ at infinite width."""
+    x, y = _plane(point, torch.device("cpu"))
+    programs = [variation_margin(*member, tolerance=1e-7) for member in zip(x, y, strict=True)]
+    limits = [kernel_svm(conjugate_kernel(x_, x_), y_) for x_, y_ in zip(x, y, strict=True)]
+    return {
+        "variation": np.array([one.attained for one in programs]),
+        "bound": np.array([one.bound for one in programs]),
+        "proved": int(all(one.proved for one in programs)),
+        "kernel": np.array([one.attained for one in limits]),
+        "kernel_gap": np.array([one.gap for one in limits]),
+    }
+
+
+def width(point: Params, device: torch.device) -> Result:
+    """Margins of trained nets in d = 3, and the SVM's on the same random features (0 where they do not separate)."""
+    (x, y), m = _plane(point, device), int(point["width"])
+    both, _ = train_both(x, y, m, _seeds(point), int(point["steps"]), float(point["temperature"]))
+    output, _ = train_output(x, y, m, _seeds(point))
+    features = (x @ starts(m, 3, _seeds(point)).to(x)[..., 1:].mT).relu()
+    solved = [_svm_of(phi @ phi.T / m, labels) for phi, labels in zip(features, y, strict=True)]
+    return {"both": both.cpu().numpy(), "output": output.cpu().numpy(), "svm": np.array(solved)}
+
+
+def error(point: Params, device: torch.device) -> Result:
+    """Shares of test points on the wrong side, of both nets, (seeds,)."""
+    dim, m, seeds = int(point["dim"]), int(point["width"]), _seeds(point)
+    clusters = Clusters.draw(3, dim, seeds)
+    x, y = (side.double().to(device) for side in clusters.sample(int(point["samples"])))
+    x_test, y_test = (side.double().to(device) for side in clusters.sample(TEST, part=_TEST))
+    _, both = train_both(x, y, m, seeds, int(point["steps"]))
+    _, output = train_output(x, y, m, seeds)
+    return {
+        "both": (y_test * both(x_test) <= 0).double().mean(-1).cpu().numpy(),
+        "output": (y_test * output(x_test) <= 0).double().mean(-1).cpu().numpy(),
+    }
+
+
+class Net:
+    """f = Σ_j c_j relu(a_j·x) for the rows (c_j, a_j)."""
+
+    def __init__(self, w: Tensor) -> None:
+        self.w = w
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return ((x @ self.w[..., 1:].mT).relu() @ self.w[..., :1]).squeeze(-1)
+
+
+def starts(m: int, dim: int, seeds: list[int]) -> Tensor:
+    """Standard Gaussian rows (c_j, a_j)."""
+    return torch.stack([torch.randn(m, dim + 1, generator=stream(s, _NET)) for s in seeds])
+
+
+def train_both(
+    x: Tensor, y: Tensor, m: int, seeds: list[int], steps: int, temperature: float = 0.1
+) -> tuple[Tensor, Net]:
+    """The flow of both layers, in float32: margins in variation norm, ‖ν‖ = (1/m)Σ|c_j|‖a_j‖, and the classifier.
+
+    ‖w‖ is held once the soft-min is within `temperature` of the margin, relatively; it is within a fifth of that.
+    """
+    start = starts(m, x.shape[-1], seeds).to(x.device)
+    flow = margin_flow(BothLayers(x.float()), y.float(), start, tolerance=temperature, settle=steps, steps=steps)
+    w = flow.final.double()
+    norm = (w[..., 0].abs() * torch.linalg.vector_norm(w[..., 1:], dim=-1)).sum(-1)
+    return (y * Net(w)(x)).amin(-1) / norm, Net(w)
+
+
+def train_output(x: Tensor, y: Tensor, m: int, seeds: list[int]) -> tuple[Tensor, Net]:
+    """The flow of the outer weights alone, from 0: margins in the norm ((1/m)Σc_j²)^½, and the classifier."""
+    hidden = starts(m, x.shape[-1], seeds).to(x)[..., 1:]
+    features = (x @ hidden.mT).relu() / m**0.5
+    flow = margin_flow(Linear(features), y, torch.zeros_like(hidden[..., 0]), tolerance=0.05, steps=1000)
+    return flow.margin[-1], Net(torch.cat([flow.final[..., None], hidden], dim=-1))
+
+
+def claims(trials: Trials) -> list[Claim]:
+    """The SVM's direction and the rate; margins against what is possible; errors."""
+    flows = trials.where(kind="linear")
+    worst = max(float(np.asarray(one.result["angle"])[-1].max()) for one in flows)
+    rates = [_rate(np.asarray(one.result["log_time"]), np.asarray(one.result["angle"])) for one in flows]
+    far = max(abs(float(rate) + 1) for rate in np.concatenate(rates))
+    limit, wide = trials.where(kind="best")[0].result, trials.where(kind="width")[-1]
+    m = wide.params["width"]
+    possible, bound, proved = np.asarray(limit["variation"]), np.asarray(limit["bound"]), bool(limit["proved"])
+    gap = float((bound / possible - 1).max())
+    both, output = (np.asarray(wide.result[k]) for k in ("both", "output"))
+    first, second = both / possible, output / np.asarray(wide.result["svm"])
+    above = max(float((np.asarray(one.result["both"]) / bound).max()) for one in trials.where(kind="width"))
+    errors = trials.where(kind="error", dim=15)
+    count = max(int(one.params["samples"]) for one in trials.where(kind="error", dim=5))
+    shown = np.asarray(trials.where(kind="picture")[0].result["margins"])
+    lower = {k: float(np.median(np.asarray(errors.where(samples=count)[0].result[k]))) for k in ("both", "output")}
+    return [
+        Claim(
+            "linear: the flow ends within 1° of the SVM, for both losses and all draws",
+            "Soudry et al.: w̄(t) converges to a max-margin classifier",
+            f"{worst:.1e}°",
+            worst <= 1,
+        ),
+        Claim(
+            "the angle falls like (log t)^s, s = -1 ± 0.1, for both losses and all draws",
+            "Soudry et al.: O(1/log t)",
+            f"s = {', '.join(f'{np.median(rate):.3f}' for rate in rates)}; off by {far:.3f} at most",
+            far <= 0.1,
+        ),
+        Claim(
+            "F₁ in d = 3: the linear program is solved within 10⁻⁶, by its dual over the whole sphere",
+            "max over ‖ν‖ ≤ 1 of min y f(ν, x)",
+            f"gap {gap:.1e}{'' if proved else ', not proved'}",
+            gap <= 1e-6 and proved,
+        ),
+        Claim(
+            f"both layers trained, m = {m}: margins within 5% of F₁'s, and no net above its bound",
+            "ν_t/‖ν_t‖ solves it",
+            f"{np.median(first):.1%} of it; at most {above:.1%}",
+            bool(np.median(first) >= 0.95 and above <= 1 + 1e-6),
+        ),
+        Claim(
+            f"output layer trained, m = {m}: margins within 5% of F₂'s, the SVM on the same features",
+            "the same for a Hilbert space",
+            f"{np.median(second):.1%} of it",
+            bool(np.median(second) >= 0.95 and second.max() <= 1 + 1e-6),
+        ),
+        Claim(
+            f"d = 15, n = {count}: training both layers gives the lower error",
+            "Illustration: it ignores the spurious dimensions",
+            f"{lower['both']:.1%} against {lower['output']:.1%}",
+            lower["both"] < lower["output"],
+        ),
+        Claim(
+            "the two classifiers of the picture separate their samples",
+            "Illustration",
+            f"margins {shown[0]:.4f} (F₁) and {shown[1]:.4f} (F₂)",
+            bool((shown > 0).all()),
+        ),
+    ]
+
+
+def figure(trials: Trials) -> Figure:
+    """The talk's two classifiers; then the linear flow, margins against m, errors against n and d."""
+    canvas, axes = panels(2, 3, width=4.2, height=3.5)
+    shown = trials.where(kind="picture")[0].result
+    _classifier(axes[0, 0], shown, "both", "Two-layer ReLU neural net")
+    _classifier(axes[0, 1], shown, "output", "Random hidden layer fixed")
+    for one, colour in zip(trials.where(kind="linear"), (BLUE, ORANGE), strict=True):
+        log_time, angle = (np.median(np.asarray(one.result[k]), axis=1) for k in ("log_time", "angle"))
+        axes[0, 2].loglog(log_time, angle, "o-", color=colour, markersize=3.5, label=f"{one.params['loss']} loss")
+    axes[0, 2].loglog(
+        log_time[5:], 0.3 * angle[-1] * log_time[-1] / log_time[5:], "--", color="0.4", label="$1/\\log t$"
+    )
+    axes[0, 2].set(title="linear: angle to the SVM, degrees", xlabel=r"$\log t$")
+    axes[0, 2].legend()
+    _margins(axes[1, 0], trials)
+    errors = trials.where(kind="error")
+    count = max(int(one.params["samples"]) for one in errors.where(dim=5))
+    _errors(axes[1, 1], errors.where(dim=15), "samples", "test error against $n$, $d = 15$")
+    _errors(axes[1, 2], errors.where(samples=count), "dim", f"test error against $d$, $n = {count}$")
+    axes[1, 1].set_xscale("log", base=2)
+    return canvas
+
+
+def _classifier(axis: Axes, shown: Result, name: str, title: str) -> None:
+    f, x, y = (np.asarray(shown[k]) for k in (name, "x", "y"))
+    axis.contourf(SIGHT, SIGHT, f.T, levels=[-np.inf, 0, np.inf], colors=["#cfe3f1", "#f7d9c8"])
+    axis.contour(SIGHT, SIGHT, f.T, levels=[0], colors="k", linewidths=1.5)
+    for sign, mark, colour in ((1, "+", RED), (-1, "_", BLUE)):
+        axis.scatter(x[y == sign, 0], x[y == sign, 1], marker=mark, color=colour, s=36, linewidths=1.4)
+    axis.set(title=title, xticks=[], yticks=[], aspect="equal")
+    axis.spines[:].set_visible(False)
+
+
+def _margins(axis: Axes, trials: Trials) -> None:
+    flows, limit = trials.where(kind="width"), trials.where(kind="best")[0].result
+    m = flows.column("width")
+    for name, over, colour, mark, label in (
+        ("both", limit["variation"], BLUE, "o-", "both layers / F₁ linear program"),
+        ("output", limit["kernel"], ORANGE, "o-", "output layer / F₂ at $m = \\infty$"),
+        ("svm", limit["kernel"], GREEN, "x:", "SVM on its features / F₂ at $m = \\infty$"),
+    ):
+        ratios = (flows.column(name) / np.asarray(over)).clip(0)  # 0: it does not separate
+        axis.plot(m, np.median(ratios, axis=1), mark, color=colour, label=label)
+        axis.fill_between(m, ratios.min(1), ratios.max(1), color=colour, alpha=0.15, linewidth=0)
+    axis.axhline(1, color="0.3", linestyle="--", linewidth=1)
+    axis.set(title="margin against $m$, $d = 3$", xlabel="$m$", ylim=(-0.03, 1.1))
+    axis.set_xscale("log", base=2)
+    axis.legend(loc="lower right", fontsize=8)
+
+
+def _errors(axis: Axes, trials: Trials, name: str, title: str) -> None:
+    order = np.argsort(trials.column(name))
+    at = trials.column(name)[order]
+    for which, colour, label in (("both", BLUE, "both layers"), ("output", ORANGE, "output layer")):
+        values = trials.column(which)[order]
+        axis.plot(at, np.median(values, 1), "o-", color=colour, label=label)
+        axis.fill_between(at, values.min(1), values.max(1), color=colour, alpha=0.15, linewidth=0)
+    axis.set(title=title, xlabel={"samples": "$n$", "dim": "$d$"}[name], ylim=(0, 0.55))
+    axis.legend()
+
+
+def _rate(log_time: np.ndarray, angle: np.ndarray) -> np.ndarray:
+    """The exponent of each draw over the last two decades of τ."""
+    half = len(log_time) * 2 // 3
+    pairs = zip(log_time[half:].T, angle[half:].T, strict=True)
+    return np.array([np.polyfit(np.log(a), np.log(b), 1)[0] for a, b in pairs])
+
+
+def _svm_of(kernel: Tensor, y: Tensor) -> float:
+    try:
+        return kernel_svm(kernel, y).attained
+    except InputError:  # fewer features than samples
+        return 0.0
+
+
+def _plane(point: Params, device: torch.device) -> tuple[Tensor, Tensor]:
+    x, y = Clusters.draw(3, 3, _seeds(point)).sample(int(point["samples"]))
+    return x.double().to(device), y.double().to(device)
+
+
+def _seeds(point: Params) -> list[int]:
+    return list(range(int(point["seeds"])))
+
+
+EXPERIMENT = Experiment(
+    name="margin",
+    source="Chizat 2020 (talk), Exponential loss and implicit bias",
+    title="Gradient flow finds max-margin classifiers, of F₁ or of F₂",
+    cost={"quick": "12 s on two cores", "paper": "half an hour on two cores, minutes on a GPU"},
+    grid=grid,
+    trial=trial,
+    figure=figure,
+    claims=claims,
+)
