@@ -1,6 +1,6 @@
 """Statements: what can be proved about a model, as functions that return the proved number, or a certificate."""
 
-from lazyscope.theory import convex, high_dimension
+from lazyscope.theory import convex, high_dimension, margin
 from lazyscope.theory.certificate import Certificate, Comparison, Constant, Hypothesis, Measurement, Verdict
 from lazyscope.theory.constants import (
     Constants,
@@ -33,6 +33,7 @@ __all__ = [
     "general",
     "high_dimension",
     "linear_rate",
+    "margin",
     "over_parameterised",
     "relative_scale",
     "stability",
