@@ -198,3 +198,14 @@ def test_doors() -> None:
         ls.theory.constants_of(TwoLayer.gaussian(3, 3, [0, 1], activation=torch.tanh), x)
     with pytest.raises(ModelError, match="SampledConstants"):
         TwoLayerConstants(TwoLayer.gaussian(3, 3, [0])[0], x.float())
+
+
+def test_a_plain_module_is_certified_too() -> None:
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(2, 4), nn.Tanh(), nn.Linear(4, 1))
+    x, y = torch.randn(3, 2), torch.randn(3, 1)
+    found = certify(net, Square(), x, y, alpha=50.0, K=0.5, centred=True, points=3)
+    assert [c.name for c in found][:3] == ["Theorem 2.2", "Theorem 2.3", "Theorem 2.4"]
+    assert not found[0].rigorous
+    assert found[0].verdict is Verdict.HOLDS
+    assert over_parameterised(net.double(), Square(), x.double(), y.double(), alpha=1.0, centred=True).name

@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from lazyscope._typing import Inputs, Params
 from lazyscope.flow.base import Trajectory
@@ -30,7 +30,7 @@ _ROUNDING = 1e-13
 
 
 def compare(
-    model: Studied,
+    model: Studied | nn.Module,
     loss: Loss,
     x: Inputs,
     y: Tensor,
@@ -90,7 +90,7 @@ def compare(
 
 
 def certify(
-    model: Studied,
+    model: Studied | nn.Module,
     loss: Loss,
     x: Inputs,
     y: Tensor,
@@ -127,7 +127,7 @@ def certify(
     return [*(c.against(both) for c in found), linear_rate(loss, both), stability(loss, both, known)]
 
 
-def rank(model: Studied, x: Inputs) -> int:
+def rank(model: Studied | nn.Module, x: Inputs) -> int:
     """rank Dh(w₀) on the data, in float64: singular values below rounding do not count."""
     kernel = _double(model).coordinates(_double_inputs(x), centred=True).kernel().detach()
     values = torch.linalg.eigvalsh(kernel)
@@ -157,7 +157,8 @@ def _steepest(model: Studied, x: Inputs | None) -> float:
     return math.sqrt(float(model.coordinates(x, centred=True).kernel().diagonal().max()))
 
 
-def _double(model: Studied) -> Studied:
+def _double(model: Studied | nn.Module) -> Studied:
+    model = Model(model) if isinstance(model, nn.Module) else model
     return (
         model.to(torch.float64)
         if isinstance(model, TwoLayer)

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from lazyscope._typing import Inputs
 from lazyscope.loss import Loss
@@ -26,7 +26,7 @@ _TAIL = 1e-2
 
 
 def over_parameterised(
-    model: Studied,
+    model: Studied | nn.Module,
     loss: Loss,
     x: Inputs,
     y: Tensor,
@@ -155,7 +155,7 @@ class Decay:
 
 
 def under_parameterised(
-    model: Studied,
+    model: Studied | nn.Module,
     loss: Loss,
     x: Inputs,
     y: Tensor,

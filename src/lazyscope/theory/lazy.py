@@ -12,11 +12,12 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from lazyscope._typing import Inputs
 from lazyscope.errors import InputError, ScaleError
 from lazyscope.loss import Loss, Square
+from lazyscope.model.base import Model
 from lazyscope.model.coordinates import Studied
 from lazyscope.theory.certificate import Bound, Certificate, Constant, Hypothesis
 from lazyscope.theory.constants import Constants, Number, constants_of
@@ -45,9 +46,16 @@ class Start:
 
     @staticmethod
     def of(
-        model: Studied, loss: Loss, x: Inputs, y: Tensor, alpha: Number, centred: bool, constants: Constants | None
+        model: Studied | nn.Module,
+        loss: Loss,
+        x: Inputs,
+        y: Tensor,
+        alpha: Number,
+        centred: bool,
+        constants: Constants | None,
     ) -> Start:
         """Evaluates the model at its start."""
+        model = Model(model) if isinstance(model, nn.Module) else model
         if not 0 < alpha < math.inf:
             raise ScaleError(f"A certificate compares with α = ∞ and needs a finite α > 0, not {alpha}; pass one.")
         coordinates = model.coordinates(x, alpha, centred=centred)
@@ -85,7 +93,7 @@ class Start:
 
 
 def general(
-    model: Studied,
+    model: Studied | nn.Module,
     loss: Loss,
     x: Inputs,
     y: Tensor,
@@ -132,7 +140,7 @@ def general(
 
 
 def finite_horizon(
-    model: Studied,
+    model: Studied | nn.Module,
     x: Inputs,
     y: Tensor,
     *,
