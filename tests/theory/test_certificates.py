@@ -71,7 +71,7 @@ def test_broken_constants_are_found_out(name: str) -> None:
 
 def test_a_wrong_rate_is_found_out() -> None:
     model, constants, x, y = quadratic(0.01)
-    lying = replace(constants, smallest=5.0, jacobian_norm=5.0)  # Σ ⪰ 25: four times faster than what happens
+    lying = replace(constants, smallest=5.0, jacobian_norm=5.0)  # Σ ⪰ 25: six times faster than what happens
     certificate = over_parameterised(model, Square(), x, y, alpha=1e4, constants=lying)
     assert certificate.applies
     both = compare(model, Square(), x, y, alpha=1e4, times=torch.linspace(0, 2, 5))
