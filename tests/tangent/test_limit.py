@@ -1,6 +1,6 @@
 """Infinite width against quadrature, published closed forms, 40-digit arithmetic and wide finite nets.
 
-Longer than other files, since every form of the kernel is compared with the same few references.
+Longer than 350 lines because every form of the kernel is compared with the same few references.
 """
 
 from __future__ import annotations

@@ -165,13 +165,16 @@ def test_printed_and_tight_bound_of_step_three() -> None:
 
 
 def test_comparison_knows_its_accuracy() -> None:
-    """A linear model's flow is its tangent flow: what is measured is error, and within what is stated."""
+    """A linear model's flow is its tangent flow: what is measured is error, and within what is stated.
+
+    The bends of Huber's gradient cost the solver its order, so less is stated there.
+    """
     model = Model(lambda w, x: x @ w["w"], {"w": draw(0, 3)})
     x, y = draw(1, 4, 3), draw(2, 4)
-    for loss, target in ((Square(), y), (Penalised(Huber(0.5), 0.2), y)):
-        both = compare(model, loss, x, target, alpha=7.0, times=torch.linspace(0, 3, 6))
-        assert float(both.outputs.max()) <= both.accuracy["outputs"] < 1e-4
-        assert float(both.weights.max()) <= both.accuracy["weights"] < 1e-4
+    for loss, stated in ((Square(), 1e-6), (Penalised(Huber(0.5), 0.2), 1e-4)):
+        both = compare(model, loss, x, y, alpha=7.0, times=torch.linspace(0, 3, 6))
+        assert float(both.outputs.max()) <= both.accuracy["outputs"] < stated
+        assert float(both.weights.max()) <= both.accuracy["weights"] < stated
 
 
 def test_theorem_five_on_a_net_with_few_parameters() -> None:

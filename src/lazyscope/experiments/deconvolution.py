@@ -293,7 +293,7 @@ def _torus(axis: Axes, trial: Trial) -> None:
         origin="lower",
         extent=(0, 2 * math.pi, 0, 2 * math.pi),
         cmap="viridis",
-        interpolation="bilinear",
+        interpolation="none",  # as it is: an SVG then holds 121×121 pixels
     )
     turns = 2 * math.pi * np.stack(np.meshgrid([-1, 0, 1], [-1, 0, 1]), -1).reshape(-1, 2)
     for turn in turns:  # particles that leave on one side come in on the other
