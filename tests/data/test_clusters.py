@@ -8,7 +8,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lazyscope.data.clusters import Clusters
-from lazyscope.data.stream import stream
 from lazyscope.errors import InputError
 
 
@@ -55,15 +54,3 @@ def test_refused(side: int, dim: int) -> None:
 def test_refused_sample() -> None:
     with pytest.raises(InputError, match="at least one"):
         Clusters.draw(3, 3, [0]).sample(0)
-
-
-def test_streams_of_a_seed_differ() -> None:
-    """Torch's CPU generator drops all but 32 bits of a seed."""
-    draws = {
-        float(torch.rand(1, generator=stream(seed, part), dtype=torch.float64))
-        for seed in range(20)
-        for part in range(5)
-    }
-    assert len(draws) == 100
-    with pytest.raises(InputError, match="from 0 on"):
-        stream(-1, 0)

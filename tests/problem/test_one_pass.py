@@ -10,6 +10,7 @@ from lazyscope.errors import InputError
 from lazyscope.problem.mixture import Mixture
 from lazyscope.problem.one_pass import RELU, SQUARE, Activation, Nets, Rates, one_pass
 from lazyscope.problem.quadratic import Quadratic
+from lazyscope.stream import stream
 from lazyscope.theory import high_dimension as theory
 
 DIM, WIDTHS, SEEDS, BATCH = 5, (2, 4), [0, 1], 16
@@ -21,7 +22,7 @@ def test_it_is_a_loop_of_autograd(activation: Activation, steps: int) -> None:
     problem, rates = Quadratic.draw(DIM, SEEDS), Rates(w=0.02, a=0.01, c=0.1)
     nets = Nets.draw(WIDTHS, DIM, SEEDS, lambda normal: normal)
     found = one_pass(nets, activation, problem.sample, rates=rates, batch=BATCH, steps=steps, seed=3)
-    random = torch.Generator().manual_seed(3)
+    random = stream(3, 3)  # the part of a seed that samples come from
     batches: list[tuple[Tensor, Tensor]] = []
     while len(batches) < steps:
         x, y = problem.sample((50, BATCH), random)

@@ -11,8 +11,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from lazyscope.data.stream import stream
 from lazyscope.errors import InputError
+from lazyscope.stream import stream
 
 _PLAIN = 3
 """The constant and the plane."""

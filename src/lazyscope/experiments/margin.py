@@ -9,12 +9,12 @@ from matplotlib.figure import Figure
 from torch import Tensor
 
 from lazyscope.data.clusters import Clusters
-from lazyscope.data.stream import stream
 from lazyscope.errors import InputError
 from lazyscope.flow.margin import BothLayers, Linear, linear_margin_flow, margin_flow
 from lazyscope.lab.experiment import Claim, Experiment, Params, Result, Trials
 from lazyscope.lab.style import BLUE, GREEN, ORANGE, RED, panels
 from lazyscope.loss import Exponential, Logistic, Loss
+from lazyscope.stream import stream
 from lazyscope.theory.margin import conjugate_kernel, kernel_svm, svm, variation_margin
 
 LOSSES: dict[str, Loss] = {"exponential": Exponential(), "logistic": Logistic()}

@@ -23,6 +23,7 @@ from lazyscope.lab.style import BLACK, RED, panels
 from lazyscope.loss import Square
 from lazyscope.model.two_layer import TwoLayer
 from lazyscope.problem.teacher import Teacher
+from lazyscope.stream import stream
 
 UNIT = 2.0
 """What the text calls τ is this many times what the authors' program and figure call so; see above."""
@@ -30,8 +31,8 @@ UNIT = 2.0
 TENTH = 20
 """Records in a tenth of the steps; the value of a point is their mean over the last tenth, the last 2000 steps."""
 
-_STREAM = 1 << 41
-"""Added to the seed of the samples: nets, teachers and test points draw from others."""
+_SAMPLES = 2
+"""The part of a seed that samples are drawn from: nets, teachers and test points draw from others."""
 
 
 def grid(scale: str) -> list[Params]:
@@ -53,12 +54,12 @@ class FreshPoints:
 
     def __init__(self, teacher: TwoLayer, seeds: Sequence[int], batch: int, scales: int) -> None:
         self.teacher, self.batch, self.scales = teacher, batch, scales
-        self.random = [Generator().manual_seed(_STREAM + seed) for seed in seeds]
+        self.random = [stream(seed, _SAMPLES) for seed in seeds]
 
     def __call__(self, step: int, generator: Generator) -> tuple[Tensor, Tensor]:
         """x (seeds, 1, batch, d), uniform on the sphere, and y (seeds, scales, batch)."""
         dim = self.teacher.b.shape[-1]
-        normal = torch.stack([torch.randn(self.batch, dim, generator=stream) for stream in self.random])
+        normal = torch.stack([torch.randn(self.batch, dim, generator=random) for random in self.random])
         x = normalize(normal.to(self.teacher.b.device), dim=-1)
         return x[:, None], self.teacher(x)[:, None].expand(-1, self.scales, -1)
 

@@ -19,6 +19,7 @@ from lazyscope._typing import Inputs, Params
 from lazyscope.errors import InputError, ModelError
 from lazyscope.model.coordinates import Alpha, Coordinates, Studied, check_alpha, offset
 from lazyscope.model.neurons import Neurons, ReluNeurons, SmoothNeurons, Start, value_and_slope
+from lazyscope.stream import stream
 
 Activation = Callable[[Tensor], Tensor]
 
@@ -27,8 +28,8 @@ _RELUS = (torch.relu, torch.nn.functional.relu)
 _ROUNDING = 1e-13
 """What a float64 sum of a few hundred terms may be off by, relative to their size: less than this is 0."""
 
-_STREAM = 1 << 40
-"""Added to a net's seed: data are drawn from the plain one, and a net must not depend on its data."""
+_NET = 1
+"""The part of a seed that a net is drawn from: data come from the plain seed, and a net must not depend on them."""
 
 
 class TwoLayer(Studied):
@@ -67,13 +68,13 @@ class TwoLayer(Studied):
         width: int, dim: int, seeds: Sequence[int], *, tau: float = 1.0, activation: Activation = torch.relu
     ) -> TwoLayer:
         """a_j ~ N(0, τ²), b_j ~ N(0, τ²I): one net a seed, the same on every machine."""
-        draws = torch.stack([torch.randn(width, dim + 1, generator=_generator(seed)) for seed in seeds])
+        draws = torch.stack([torch.randn(width, dim + 1, generator=stream(seed, _NET)) for seed in seeds])
         return TwoLayer(tau * draws[..., 0], tau * draws[..., 1:], activation)
 
     @staticmethod
     def circle(width: int, seeds: Sequence[int], *, tau: float = 1.0, activation: Activation = torch.relu) -> TwoLayer:
         """In the plane: a_j uniform on [-τ, τ], b_j uniform on the circle of radius τ: one net a seed."""
-        draws = torch.stack([torch.rand(2, width, generator=_generator(seed)) for seed in seeds])
+        draws = torch.stack([torch.rand(2, width, generator=stream(seed, _NET)) for seed in seeds])
         outer, angles = 2 * draws[:, 0] - 1, 2 * torch.pi * draws[:, 1]
         return TwoLayer(tau * outer, tau * torch.stack([angles.cos(), angles.sin()], dim=-1), activation)
 
@@ -126,10 +127,6 @@ class TwoLayer(Studied):
         share one matrix product.
         """
         return TwoLayerCoordinates(self, x, check_alpha(alpha), centred)
-
-
-def _generator(seed: int) -> torch.Generator:
-    return torch.Generator().manual_seed(_STREAM + seed)
 
 
 class TwoLayerCoordinates(Coordinates):

@@ -14,10 +14,10 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from lazyscope.data.stream import stream
 from lazyscope.errors import InputError
 from lazyscope.flow.margin import BothLayers
 from lazyscope.linalg.ridge import HELD_OUT, kernel_ridge
+from lazyscope.stream import stream
 from lazyscope.theory.margin import conjugate_kernel
 
 PENALTIES = (1e-2, 3e-3, 1e-3, 3e-4, 1e-4)

@@ -16,12 +16,16 @@ from jaxtyping import Float
 from torch import Tensor
 
 from lazyscope.errors import InputError
+from lazyscope.stream import stream
 
 Sample: TypeAlias = Callable[[Sequence[int], torch.Generator], tuple[Tensor, Tensor]]
 """(*k, n) ↦ fresh inputs (*k, b, n, d) and responses (*k, b, n)."""
 
 _CHUNK = 50
 """Steps for which samples are drawn at once, and which a GPU replays as one graph."""
+
+_NETS, _SAMPLES = 2, 3
+"""The parts of a seed that nets and samples are drawn from; problems take the plain seed, fixed weights part 1."""
 
 
 @dataclass(frozen=True)
@@ -60,8 +64,7 @@ class Nets:
     @staticmethod
     def draw(widths: Sequence[int], dim: int, seeds: Sequence[int], output: Callable[[Tensor], Tensor]) -> Nets:
         """w_i ~ N(0, I/(dN)); a_i is `output` of a standard normal number, one a neuron; c = 0."""
-        random = [torch.Generator().manual_seed((1 << 41) + seed) for seed in seeds]
-        draws = torch.stack([torch.randn(sum(widths), dim + 1, generator=stream) for stream in random])
+        draws = torch.stack([torch.randn(sum(widths), dim + 1, generator=stream(seed, _NETS)) for seed in seeds])
         size = torch.cat([torch.full((width,), width**-0.5) for width in widths])
         w = draws[..., 1:] * size[:, None] / dim**0.5
         return Nets(tuple(widths), w, output(draws[..., 0] * size), torch.zeros(len(seeds), len(widths)))
@@ -99,7 +102,7 @@ def one_pass(
     """
     if steps < 1 or batch < 1:
         raise InputError(f"Cannot take {steps} steps on batches of {batch}; pass at least one of each.")
-    random = torch.Generator(nets.w.device).manual_seed(seed)
+    random = stream(seed, _SAMPLES, nets.w.device)
     now = Nets(nets.widths, nets.w.clone(), nets.a.clone(), nets.c.clone())
     x, y = sample((_CHUNK, batch), random)
     factors = torch.zeros(_CHUNK, device=x.device)

@@ -72,9 +72,9 @@ def solve_sparse(
 
     φ is a torch function (…, size) ↦ (…, k), or `Features`; `target` is y, for R(f) = ½‖f - y‖², or a `Fidelity`.
     Each round runs `steps` of conic descent, merges particles into spikes, polishes these by Newton's method, and asks
-    for the certificate; where that finds J' < 0, a new particle is put for the next round. With `FeatureMap(φ,
-    curvature)` or `Trigonometric` the gap is proved, else the infimum of J' is only as good as the search for it.
-    All on the CPU, in float64.
+    for the certificate; where that finds J' < 0, a new particle is put, and polished, for the next round. With
+    `FeatureMap(φ, curvature)` or `Trigonometric` the gap is proved, else the infimum of J' is only as good as the
+    search for it. All on the CPU, in float64.
 
     >>> from lazyscope.model.particles import Torus, Trigonometric
     >>> wave = Trigonometric(order=3, dim=1)
@@ -99,7 +99,8 @@ def solve_sparse(
         nu = _descended(functional, nu, steps)
         best = _spikes(functional, nu)
         certificate = certify(functional, best, seed=seed)
-        nu = best.joined(_seeds(certificate, best))
+        # Polished at once, so that J falls and no merging may take the new particle back: sliding Frank–Wolfe's step.
+        nu = polish(functional, best.joined(_seeds(certificate, best)))
     status = Status.CONVERGED if certificate.gap <= tolerance else Status.HORIZON
     return SparseSolution(best, certificate, status, done)
 
