@@ -4,7 +4,8 @@ JOBS    ?= 2
 VENV    := .venv
 BIN     := $(VENV)/bin
 STAMP   := $(VENV)/.installed
-SOURCES := src tests $(wildcard benchmarks)
+TYPED   := src tests benchmarks examples docs
+SOURCES := $(TYPED) tutorials
 
 .PHONY: setup demo test lint format docs clean
 setup: $(STAMP)
@@ -24,12 +25,12 @@ demo: $(STAMP)
 
 # The tests build the documentation too, and run its code.
 test: lint
-	$(BIN)/python -m pytest -n $(JOBS)
+	$(BIN)/python -m pytest -n $(JOBS) --dist loadgroup
 
 lint: $(STAMP)
 	$(BIN)/ruff check $(SOURCES)
 	$(BIN)/ruff format --check $(SOURCES)
-	$(BIN)/mypy $(SOURCES)
+	$(BIN)/mypy $(TYPED)
 
 format: $(STAMP)
 	$(BIN)/ruff check --fix $(SOURCES)

@@ -2,15 +2,25 @@
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 import sys
+import zlib
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
+import lazyscope
+from lazyscope import diagnose, flow, lab, problem, theory
+from lazyscope.model import particles
+from lazyscope.theory import margin
+
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
+
+ROOMS = [lazyscope, theory, margin, particles, problem, diagnose, lab, flow]
 
 
 def blocks(page: Path) -> list[str]:
@@ -31,8 +41,38 @@ def test_links_of_the_readme_lead_somewhere() -> None:
     assert [link for link in local if not (ROOT / link).exists()] == []
 
 
-def test_site_builds_without_a_warning(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(tmp_path / "site")]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+@pytest.fixture(scope="module")  # the tests that use it are one group, so that it is built once
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The site; building it runs every tutorial, and a tutorial that fails stops it."""
+    folder = tmp_path_factory.mktemp("site")
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(folder)]
+    told = {**os.environ, "PYTHONWARNINGS": "error::UserWarning:__main__", "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, env=told)
     assert done.returncode == 0, done.stdout + done.stderr
-    assert (tmp_path / "site" / "index.html").exists()
+    return folder
+
+
+@pytest.mark.xdist_group("site")
+def test_site_builds_without_a_warning_and_has_every_tutorial(site: Path) -> None:
+    assert (site / "index.html").exists()
+    for tutorial in (ROOT / "tutorials").glob("*.py"):
+        page = site / "tutorials" / tutorial.stem / "index.html"
+        assert "run when the site was built" in page.read_text(encoding="utf-8"), tutorial.name
+
+
+@pytest.mark.xdist_group("site")
+def test_every_public_name_is_documented(site: Path) -> None:
+    """In the inventory of the API, by the name that a user writes or where it is defined; modules by what they hold."""
+    lines = (site / "objects.inv").read_bytes().split(b"\n", 4)[4]
+    known = {line.split()[0] for line in zlib.decompress(lines).decode().splitlines()}
+
+    def documented(room: ModuleType, name: str) -> bool:
+        thing = getattr(room, name)
+        if isinstance(thing, ModuleType):
+            return any(entry.startswith(f"{thing.__name__}.") for entry in known)
+        home = getattr(thing, "__module__", "")  # an alias of a type has no home of its own: somewhere in its room
+        room_of = re.compile(rf"{re.escape(room.__name__)}\.(\w+\.)*{name}")
+        return f"{home}.{name}" in known or any(room_of.fullmatch(entry) for entry in known)
+
+    public = [(room, name) for room in ROOMS for name in room.__all__ if name != "__version__"]
+    assert [f"{room.__name__}.{name}" for room, name in public if not documented(room, name)] == []

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 
+import lazyscope as ls
 from lazyscope.errors import InputError, LazyscopeError, ScaleError
 from lazyscope.flow import Minibatches, gradient_descent, gradient_flow, stochastic_gradient_descent, tangent_flow
 from lazyscope.loss import Logistic, Square
@@ -104,3 +105,10 @@ def test_a_later_sample_of_another_shape(linear: Any) -> None:
 
     with pytest.raises(InputError, match="reshape"):
         stochastic_gradient_descent(linear.model, Square(), linear.x, linear.y, sampler=drifting, lr=0.1, steps=3)
+
+
+def test_a_plain_module_is_taken_as_it_is() -> None:
+    net = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.Tanh(), torch.nn.Linear(4, 1))
+    x, y = torch.randn(5, 3), torch.randn(5, 1)
+    for flow in FLOWS:
+        torch.testing.assert_close(flow(net, Square(), x, y).loss, flow(ls.Model(net), Square(), x, y).loss)

@@ -9,7 +9,7 @@ from typing import TypeAlias
 import numpy as np
 import torch
 from jaxtyping import Float
-from torch import Tensor
+from torch import Tensor, nn
 
 from lazyscope._typing import Inputs, Params
 from lazyscope.errors import InputError
@@ -17,6 +17,7 @@ from lazyscope.flow.base import Observer, Progress, Recording, Trajectory
 from lazyscope.flow.objective import Number, Objective, flat
 from lazyscope.flow.sampler import Sampler
 from lazyscope.loss import Loss
+from lazyscope.model.base import studied
 from lazyscope.model.coordinates import Alpha, Studied
 
 Rate: TypeAlias = Number | Sequence[Number] | Tensor
@@ -31,7 +32,7 @@ rises; the catapults of large steps (Lewkowycz et al., 2020) do, by some orders 
 
 
 def gradient_descent(
-    model: Studied,
+    model: Studied | nn.Module,
     loss: Loss,
     x: Inputs,
     y: Tensor,
@@ -55,13 +56,13 @@ def gradient_descent(
     `steps` (`log_spaced` makes a list). A member rests when, at a recorded step, ‖∇_v R‖ ≤ `tolerance` times its
     value at the start (0: never); one that diverges is held, and the others go on.
     """
-    objective = Objective.of(model, loss, x, y, alpha, centred)
+    objective = Objective.of(studied(model), loss, x, y, alpha, centred)
     descent = Descent(objective, lr, steps, momentum, schedule, record, tolerance)
     return descent.run(itertools.repeat(objective), observe, keep_params, progress)
 
 
 def stochastic_gradient_descent(
-    model: Studied,
+    model: Studied | nn.Module,
     loss: Loss,
     x: Inputs,
     y: Tensor,
@@ -86,6 +87,7 @@ def stochastic_gradient_descent(
     descends the population loss. The trajectory (outputs, loss, convergence) is recorded on x and y. The generator
     is on the CPU and starts from `seed`, so every machine draws the same; members of a batch see the same samples.
     """
+    model = studied(model)
     objective = Objective.of(model, loss, x, y, alpha, centred)
     descent = Descent(objective, lr, steps, momentum, schedule, record, tolerance)
 

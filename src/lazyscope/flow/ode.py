@@ -7,13 +7,14 @@ from typing import TypeAlias
 
 import torch
 from jaxtyping import Bool, Float
-from torch import Tensor
+from torch import Tensor, nn
 from torchdiffeq import odeint
 
 from lazyscope._typing import Inputs
 from lazyscope.flow.base import Observer, Progress, Recording, Trajectory
 from lazyscope.flow.objective import Number, Objective, Times, check_times, flat, unflat
 from lazyscope.loss import Loss
+from lazyscope.model.base import studied
 from lazyscope.model.coordinates import Alpha, Studied
 
 Field: TypeAlias = Callable[[Tensor], tuple[Tensor, Tensor]]
@@ -21,7 +22,7 @@ Field: TypeAlias = Callable[[Tensor], tuple[Tensor, Tensor]]
 
 
 def gradient_flow(
-    model: Studied,
+    model: Studied | nn.Module,
     loss: Loss,
     x: Inputs,
     y: Tensor,
@@ -45,7 +46,7 @@ def gradient_flow(
     of the times that it reached.
     """
     times = check_times(times, infinity=False)
-    objective = Objective.of(model, loss, x, y, alpha, centred)
+    objective = Objective.of(studied(model), loss, x, y, alpha, centred)
     batch = objective.coordinates.batch
     start = objective.coordinates.zeros()
 

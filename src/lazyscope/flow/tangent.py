@@ -7,7 +7,7 @@ from functools import singledispatch
 
 import torch
 from jaxtyping import Float
-from torch import Tensor
+from torch import Tensor, nn
 
 from lazyscope._typing import Inputs
 from lazyscope.errors import ModelError
@@ -15,11 +15,12 @@ from lazyscope.flow.base import Observer, Progress, Recording, Trajectory
 from lazyscope.flow.objective import Number, Objective, Times, check_times
 from lazyscope.flow.ode import Integration
 from lazyscope.loss import Loss, Square
+from lazyscope.model.base import studied
 from lazyscope.model.coordinates import Alpha, Studied
 
 
 def tangent_flow(
-    model: Studied,
+    model: Studied | nn.Module,
     loss: Loss,
     x: Inputs,
     y: Tensor,
@@ -42,7 +43,7 @@ def tangent_flow(
     y_0 = αh(w₀), and by the displacement ‖v‖/α, alone.
     """
     times = check_times(times, infinity=True)
-    objective = Objective.of(model, loss, x, y, alpha, centred)
+    objective = Objective.of(studied(model), loss, x, y, alpha, centred)
     recording = Recording(objective, observe, keep_params)
     kernel = objective.coordinates.kernel().detach()
     if not bool(kernel.isfinite().all()):

@@ -308,3 +308,8 @@ def cast(t: Tensor, *args: Any, **kwargs: Any) -> Tensor:
         return t.to(*args, **kwargs)
     device = torch._C._nn._parse_to(*args, **kwargs)[0]
     return t if device is None else t.to(device)
+
+
+def studied(model: Studied | nn.Module) -> Studied:
+    """A plain module as the `Model` that it is now; whatever has tangent coordinates as it is."""
+    return Model(model) if isinstance(model, nn.Module) else model

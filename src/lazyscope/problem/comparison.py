@@ -14,7 +14,7 @@ from lazyscope.flow.objective import Times
 from lazyscope.flow.ode import gradient_flow
 from lazyscope.flow.tangent import tangent_flow
 from lazyscope.loss import Loss, Square
-from lazyscope.model.base import Model
+from lazyscope.model.base import Model, studied
 from lazyscope.model.coordinates import Studied
 from lazyscope.model.two_layer import TwoLayer
 from lazyscope.theory.certificate import Certificate, Comparison
@@ -158,7 +158,7 @@ def _steepest(model: Studied, x: Inputs | None) -> float:
 
 
 def _double(model: Studied | nn.Module) -> Studied:
-    model = Model(model) if isinstance(model, nn.Module) else model
+    model = studied(model)
     return (
         model.to(torch.float64)
         if isinstance(model, TwoLayer)

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from lazyscope._typing import Inputs
 from lazyscope.errors import InputError, ScaleError
 from lazyscope.loss import Loss, Square
-from lazyscope.model.base import Model
+from lazyscope.model.base import studied
 from lazyscope.model.coordinates import Studied
 from lazyscope.theory.certificate import Bound, Certificate, Constant, Hypothesis
 from lazyscope.theory.constants import Constants, Number, constants_of
@@ -55,7 +55,7 @@ class Start:
         constants: Constants | None,
     ) -> Start:
         """Evaluates the model at its start."""
-        model = Model(model) if isinstance(model, nn.Module) else model
+        model = studied(model)
         if not 0 < alpha < math.inf:
             raise ScaleError(f"A certificate compares with α = ∞ and needs a finite α > 0, not {alpha}; pass one.")
         coordinates = model.coordinates(x, alpha, centred=centred)

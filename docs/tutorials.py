@@ -1,0 +1,91 @@
+"""Makes a page of every tutorial when the site is built, by running it: what is printed and drawn is shown.
+
+A tutorial is a script in cells, `# %%` for code and `# %% [markdown]` for text, as editors and Jupyter read them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import io
+import re
+import sys
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from matplotlib.figure import Figure
+from mkdocs.config.defaults import MkDocsConfig
+from mkdocs.structure.files import File, Files
+
+TUTORIALS = Path(__file__).parent.parent / "tutorials"
+
+
+def on_files(files: Files, *, config: MkDocsConfig, **_: Any) -> Files:
+    """MkDocs calls this once; pages and pictures are added to what it found."""
+    for path in sorted(TUTORIALS.glob("*.py")):
+        text, pictures = page(path)
+        files.append(File.generated(config, f"tutorials/{path.stem}.md", content=text))
+        for name, content in pictures.items():
+            files.append(File.generated(config, f"tutorials/{name}", content=content))
+    return files
+
+
+def page(path: Path) -> tuple[str, dict[str, bytes]]:
+    """The tutorial as Markdown, and its pictures by name."""
+    module = _module(path)
+    parts: list[str] = []
+    pictures: dict[str, bytes] = {}
+    seen: set[int] = set()
+    try:
+        for line, kind, source in cells(path.read_text(encoding="utf-8")):
+            if kind == "markdown":
+                parts.append("\n".join(row.removeprefix("#").removeprefix(" ") for row in source.splitlines()))
+                continue
+            parts.append(f"```python\n{source.strip()}\n```")
+            printed = _run(source, line, path, module)
+            if printed.strip():
+                parts.append(f"``` {{ .text .no-copy }}\n{printed.rstrip()}\n```")
+            drawn = [value for value in vars(module).values() if isinstance(value, Figure) and id(value) not in seen]
+            for figure in drawn:
+                seen.add(id(figure))
+                name = f"{path.stem}-{len(pictures) + 1}.png"
+                pictures[name] = _png(figure)
+                parts.append(f"![What the lines above draw]({name})")
+    finally:
+        del sys.modules[module.__name__]
+    source_line = f"<small>This page is `tutorials/{path.name}`, run when the site was built.</small>"
+    return "\n\n".join([*parts, source_line]) + "\n", pictures
+
+
+def cells(text: str) -> list[tuple[int, str, str]]:
+    """(line before it, "markdown" or "code", source) of each cell."""
+    marks = list(re.finditer(r"^# %%( \[markdown\])?\n", text, re.M))
+    ends = [mark.start() for mark in marks[1:]] + [len(text)]
+    return [
+        (text[: mark.end()].count("\n"), "markdown" if mark[1] else "code", text[mark.end() : end])
+        for mark, end in zip(marks, ends, strict=True)
+    ]
+
+
+def _module(path: Path) -> ModuleType:
+    """Empty, and known to Python, so that functions of a tutorial can be found again by their names."""
+    spec = importlib.util.spec_from_file_location(f"tutorial_{path.stem}", path)
+    assert spec is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[module.__name__] = module
+    return module
+
+
+def _run(source: str, line: int, path: Path, module: ModuleType) -> str:
+    printed = io.StringIO()
+    code = compile("\n" * line + source, str(path), "exec")  # lines as in the file, in errors and for `inspect`
+    with contextlib.redirect_stdout(printed):
+        exec(code, vars(module))
+    return printed.getvalue()
+
+
+def _png(figure: Figure) -> bytes:
+    buffer = io.BytesIO()
+    figure.savefig(buffer, format="png", dpi=120)
+    return buffer.getvalue()
