@@ -7,6 +7,7 @@ import torch
 from matplotlib.figure import Figure
 
 from lazyscope.lab.experiment import Claim, Experiment, Params, Result, Trials
+from lazyscope.lab.fit import exponent
 from lazyscope.lab.style import BLUE, ORANGE, panels
 from lazyscope.problem.adaptivity import Projection, kernel_error, net_error
 
@@ -45,7 +46,7 @@ def one(point: Params, device: torch.device) -> Result:
 def claims(trials: Trials) -> list[Claim]:
     """Exponents, and how the gap depends on d; on medians over the seeds."""
     dims = np.unique(trials.column("dim"))
-    net, kernel = (np.array([exponent(trials, int(d), name) for d in dims]) for name in ("net", "kernel"))
+    net, kernel = (np.array([learned(trials, int(d), name) for d in dims]) for name in ("net", "kernel"))
     gaps = np.array([gap(trials, int(d)) for d in dims])
     # With fewer samples, both may be worse than a constant.
     enough = trials.column("samples") >= 3 * trials.column("dim")
@@ -72,10 +73,10 @@ def claims(trials: Trials) -> list[Claim]:
     ]
 
 
-def exponent(trials: Trials, dim: int, name: str) -> float:
+def learned(trials: Trials, dim: int, name: str) -> float:
     """Of the power law through the median errors."""
     found = trials.where(dim=dim)
-    return float(np.polyfit(np.log(found.column("samples")), np.log(np.median(found.column(name), axis=1)), 1)[0])
+    return exponent(found.column("samples"), np.median(found.column(name), axis=1))
 
 
 def gap(trials: Trials, dim: int) -> float:
@@ -93,7 +94,7 @@ def figure(trials: Trials) -> Figure:
         n = found.column("samples")
         for name, label, colour in (("kernel", "conjugate-kernel ridge", ORANGE), ("net", "regularised net", BLUE)):
             values = found.column(name)
-            power = exponent(trials, dim, name)
+            power = learned(trials, dim, name)
             axis.loglog(n, np.median(values, axis=1), "o-", color=colour, label=f"{label}, $n^{{{power:.2f}}}$")
             axis.fill_between(n, values.min(1), values.max(1), color=colour, alpha=0.2, linewidth=0)
         axis.set(title=f"$y = g(Ax)$, $s = {S}$, $d = {dim}$", xlabel="$n$")

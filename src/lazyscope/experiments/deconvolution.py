@@ -15,6 +15,7 @@ from matplotlib.lines import Line2D
 from lazyscope.flow.conic import Retraction, canonical, conic_descent, mirror
 from lazyscope.flow.descent import log_spaced
 from lazyscope.lab.experiment import Claim, Experiment, Params, Result, Trial, Trials
+from lazyscope.lab.fit import exponent
 from lazyscope.lab.style import BLACK, BLUE, GREEN, ORANGE, RED, panels
 from lazyscope.model.particles import Measure, Torus, certify
 from lazyscope.problem.deconvolution import Deconvolution, spike_distance, start
@@ -166,18 +167,15 @@ def rate(steps: np.ndarray, excess: np.ndarray) -> tuple[float, float, int]:
         return math.nan, math.nan, int(local.sum())
     x, y = steps[local], np.log(excess[local])
     slope, offset = np.polyfit(x, y, 1)
-    return (
-        float(slope),
-        1 - float(((y - slope * x - offset) ** 2).sum() / ((y - y.mean()) ** 2).sum()),
-        int(local.sum()),
-    )
+    left = ((y - slope * x - offset) ** 2).sum() / ((y - y.mean()) ** 2).sum()
+    return float(slope), 1 - float(left), int(local.sum())
 
 
-def exponent(result: Result) -> float:
+def fall(result: Result) -> float:
     """The power of log t/t that J - J* follows over the last decade of a run with β = 0."""
     steps, excess = np.asarray(result["steps"]), np.asarray(result["excess"])
     last = steps > steps[-1] / 10
-    return float(np.polyfit(np.log(np.log(steps[last]) / steps[last]), np.log(excess[last]), 1)[0])
+    return exponent(np.log(steps[last]) / steps[last], excess[last])
 
 
 def claims(trials: Trials) -> list[Claim]:
@@ -193,7 +191,7 @@ def claims(trials: Trials) -> list[Claim]:
     errors, shift = [float(r["error"]) for r in grids], float(grids[-1]["unbiased"])
     exact = max(float(r["answer_gap"]) for r in many)
     bad, end = float(np.asarray(poor["excess"])[-1]), float(np.asarray(free["excess"])[-1])
-    power, over = exponent(still), float(np.max(np.asarray(still["excess"])[1:] / np.asarray(still["bound"])[1:]))
+    power, over = fall(still), float(np.max(np.asarray(still["excess"])[1:] / np.asarray(still["bound"])[1:]))
     proofs = all(int(r["proved"]) for r in (*many, other, poor, signed))
     return [
         Claim(

@@ -11,6 +11,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import NullFormatter
 
 from lazyscope.lab.experiment import Claim, Experiment, Params, Result, Trials
+from lazyscope.lab.fit import exponent
 from lazyscope.lab.style import BLACK, BLUE, GREEN, ORANGE, RED, panels
 from lazyscope.model.two_layer import TwoLayer
 from lazyscope.tangent.limit import limit_kernel
@@ -67,16 +68,11 @@ def errors(trials: Trials) -> dict[int, np.ndarray]:
     return {m: np.sqrt(np.square(deviation).mean(1)) for m, deviation in deviations(trials).items()}
 
 
-def slope(widths: np.ndarray, values: np.ndarray) -> float:
-    """The exponent of a power law through the values."""
-    return float(np.polyfit(np.log(widths), np.log(values), 1)[0])
-
-
 def claims(trials: Trials) -> list[Claim]:
     """Convergence, at the rate and with the constant that independent neurons give."""
     found = errors(trials)
     table = np.stack(list(found.values()))
-    mean, median = (slope(np.array(list(found)), middle) for middle in (table.mean(1), np.median(table, 1)))
+    mean, median = (exponent(np.array(list(found)), middle) for middle in (table.mean(1), np.median(table, 1)))
     standard = np.concatenate([math.sqrt(m) * deviation for m, deviation in deviations(trials).items()])
     # At φ = 0 a neuron adds (b² + (a·x)²) 1[a·x > 0], of mean 1 and variance (3 + 2 + 3)/2 - 1 = 3.
     spread = float(np.sqrt(np.square(standard[:, 0]).mean() / 3))
@@ -118,7 +114,7 @@ def _rate(axis: Axes, found: dict[int, np.ndarray]) -> None:
     low, median, high = np.quantile(np.stack(list(found.values())), [0.1, 0.5, 0.9], axis=1)
     mean = np.array([e.mean() for e in found.values()])
     axis.fill_between(widths, low, high, color=BLUE, alpha=0.15, lw=0, label="10 – 90 % of the draws")
-    axis.loglog(widths, mean, "o-", color=BLUE, label=f"mean, slope ${slope(widths, mean):.2f}$")
+    axis.loglog(widths, mean, "o-", color=BLUE, label=f"mean, slope ${exponent(widths, mean):.2f}$")
     axis.loglog(widths, median, "--", color=BLUE, lw=1, label="median")
     axis.loglog(widths, 0.8 * mean[0] * (widths / widths[0]) ** -0.5, ":", color=RED, label="$m^{-1/2}$")
     axis.set_xscale("log", base=2)

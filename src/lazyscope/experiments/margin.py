@@ -12,6 +12,7 @@ from lazyscope.data.clusters import Clusters
 from lazyscope.errors import InputError
 from lazyscope.flow.margin import BothLayers, Linear, linear_margin_flow, margin_flow
 from lazyscope.lab.experiment import Claim, Experiment, Params, Result, Trials
+from lazyscope.lab.fit import exponent
 from lazyscope.lab.style import BLUE, GREEN, ORANGE, RED, panels
 from lazyscope.loss import Exponential, Logistic, Loss
 from lazyscope.stream import stream
@@ -292,7 +293,7 @@ def _rate(log_time: np.ndarray, angle: np.ndarray) -> np.ndarray:
     """The exponent of each draw over the last two decades of τ."""
     half = len(log_time) * 2 // 3
     pairs = zip(log_time[half:].T, angle[half:].T, strict=True)
-    return np.array([np.polyfit(np.log(a), np.log(b), 1)[0] for a, b in pairs])
+    return np.array([exponent(a, b) for a, b in pairs])
 
 
 def _svm_of(kernel: Tensor, y: Tensor) -> float:

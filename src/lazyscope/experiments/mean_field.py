@@ -14,6 +14,7 @@ from lazyscope.data.sphere import sphere
 from lazyscope.diagnose.transport import wasserstein
 from lazyscope.flow.particle import particle_flow
 from lazyscope.lab.experiment import Claim, Experiment, Params, Result, Trials
+from lazyscope.lab.fit import exponent
 from lazyscope.lab.style import BLACK, BLUE, ORANGE, RED, panels
 from lazyscope.model.particles import relu_interaction
 from lazyscope.problem.population import PopulationTeacher, student
@@ -109,17 +110,12 @@ def potential(dim: int, device: torch.device) -> Result:
     }
 
 
-def slope(widths: np.ndarray, values: np.ndarray) -> float:
-    """The exponent of a power law through the values."""
-    return float(np.polyfit(np.log(widths), np.log(values), 1)[0])
-
-
 def claims(trials: Trials) -> list[Claim]:
     """Rates in m, at the start and uniformly in time; the potential."""
     flows, widths = trials.where(kind="flow"), trials.where(kind="flow").column("width")
     distance = flows.column("distance")  # (widths, times, seeds)
     start, worst = (np.median(d, axis=1) for d in (distance[:, 0], distance.max(1)))
-    rates, growth = (slope(widths, start), slope(widths, worst)), worst / start
+    rates, growth = (exponent(widths, start), exponent(widths, worst)), worst / start
     plane, space = (trials.where(kind="potential", dim=d)[0].result for d in (2, 10))
     error = float(np.abs(np.asarray(plane["measured"]) - np.asarray(plane["exact"])).max())
     sigmas = (

@@ -18,6 +18,7 @@ from torch.nn.functional import normalize
 from lazyscope.flow.ode import gradient_flow
 from lazyscope.flow.tangent import tangent_flow
 from lazyscope.lab.experiment import Claim, Experiment, Params, Result, Trials
+from lazyscope.lab.fit import exponent
 from lazyscope.lab.style import BLUE, GREEN, ORANGE, RED, panels
 from lazyscope.loss import Logistic, Loss, Square
 from lazyscope.model.two_layer import TwoLayer
@@ -116,7 +117,7 @@ def medians(trials: Trials, case: str, name: str) -> tuple[np.ndarray, np.ndarra
 def slope(trials: Trials, case: str, name: str) -> float:
     """The exponent in α."""
     alphas, values = medians(trials, case, name)
-    return float(np.polyfit(np.log(alphas), np.log(values), 1)[0])
+    return exponent(alphas, values)
 
 
 def cases(trials: Trials) -> list[str]:
@@ -135,8 +136,8 @@ def claims(trials: Trials) -> list[Claim]:
     }
     found = []
     for case in cases(trials):
-        for name, (_, exponent, band, _) in QUANTITIES.items():
-            expected = exponent - (case == "symmetrised" and name in ("outputs", "unseen"))
+        for name, (_, power, band, _) in QUANTITIES.items():
+            expected = power - (case == "symmetrised" and name in ("outputs", "unseen"))
             measured = slope(trials, case, name)
             said = "halves move oppositely: quadratic terms cancel" if case == "symmetrised" else source[name]
             holds = abs(measured - expected) <= band

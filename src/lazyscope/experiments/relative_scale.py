@@ -18,6 +18,7 @@ from matplotlib.figure import Figure
 from torch import Tensor
 
 from lazyscope.lab.experiment import Claim, Experiment, Params, Result, Trials
+from lazyscope.lab.fit import exponent
 from lazyscope.lab.style import BLUE, GREEN, ORANGE, RED, panels
 from lazyscope.model.base import Model
 from lazyscope.model.two_layer import TwoLayer
@@ -120,7 +121,7 @@ def medians(trials: Trials, law: str, series: str) -> tuple[np.ndarray, np.ndarr
 def slope(trials: Trials, law: str, series: str) -> float:
     """The exponent of κ."""
     values, kappa = medians(trials, law, series)
-    return float(np.polyfit(np.log(values), np.log(kappa), 1)[0])
+    return exponent(values, kappa)
 
 
 def claims(trials: Trials) -> list[Claim]:
@@ -131,10 +132,10 @@ def claims(trials: Trials) -> list[Claim]:
         *(("m", k, s, f"two layers, {k}: κ ∝ m", _said(k)) for k, s in SCALINGS.items()),
     ]
     found = []
-    for law, series, exponent, words, source in expected:
+    for law, series, power, words, source in expected:
         measured = slope(trials, law, series)
-        holds = abs(measured - exponent) <= 0.1
-        found.append(Claim(f"{words}^s, s = {exponent:g} ± 0.1", source, f"s = {measured:.3f}", holds))
+        holds = abs(measured - power) <= 0.1
+        found.append(Claim(f"{words}^s, s = {power:g} ± 0.1", source, f"s = {measured:.3f}", holds))
     rest = float(trials.column("rest").max())
     found.append(Claim("every search for ‖D²h‖ came to rest", "", f"residuals ≤ {rest:.0e}", rest <= TOLERANCE))
     return found

@@ -19,6 +19,7 @@ from torch import Tensor
 
 from lazyscope.flow.descent import gradient_descent
 from lazyscope.lab.experiment import Claim, Experiment, Params, Result, Trial, Trials
+from lazyscope.lab.fit import exponent
 from lazyscope.lab.style import BLACK, BLUE, GREEN, ORANGE, RED, panels
 from lazyscope.loss import Square
 from lazyscope.model.base import Model
@@ -130,11 +131,6 @@ def function_errors(trial: Trial) -> np.ndarray:
     return np.asarray(np.linalg.norm(difference, axis=1) / np.linalg.norm(expected))
 
 
-def slope(widths: np.ndarray, values: np.ndarray) -> float:
-    """The exponent of a power law through the values."""
-    return float(np.polyfit(np.log(widths), np.log(values), 1)[0])
-
-
 def by_depth(trials: Trials) -> dict[int, Trials]:
     """The trials of each depth."""
     return {int(depth): trials.where(depth=int(depth)) for depth in np.unique(trials.column("depth"))}
@@ -145,9 +141,9 @@ def claims(trials: Trials) -> list[Claim]:
     found = []
     for depth, some in by_depth(trials).items():
         widths, widest = some.column("width"), some[len(some) - 1]
-        rate = slope(widths, np.array([kernel_errors(t).mean() for t in some]))
+        rate = exponent(widths, np.array([kernel_errors(t).mean() for t in some]))
         gaps = np.array([np.median(function_errors(t)) for t in some])
-        left, fall, m = float(widest.result["loss"]), slope(widths, gaps), int(widest.params["width"])
+        left, fall, m = float(widest.result["loss"]), exponent(widths, gaps), int(widest.params["width"])
         found += [
             Claim(f"depth {depth}: kernel error ~ m^s, s = -0.5 ± 0.1", "→ K", f"{rate:.3f}", abs(rate + 0.5) <= 0.1),
             Claim(
@@ -212,7 +208,7 @@ def _errors(axis: Axes, groups: dict[int, Trials], measure: Callable[[Trial], np
         widths, errors = trials.column("width"), np.stack([measure(trial) for trial in trials])
         mean, (low, high) = errors.mean(1), np.quantile(errors, [0.1, 0.9], axis=1)
         axis.fill_between(widths, low, high, color=COLOURS[depth], alpha=0.12, lw=0)
-        label = f"depth {depth}, slope ${slope(widths, mean):.2f}$"
+        label = f"depth {depth}, slope ${exponent(widths, mean):.2f}$"
         axis.loglog(widths, mean, "o-", color=COLOURS[depth], label=label)
         first = mean[0]
     axis.loglog(widths, 1.4 * first * (widths / widths[0]) ** -0.5, ":", color=BLACK, label="$m^{-1/2}$")
