@@ -1,0 +1,76 @@
+"""How long the explorer takes to draw a change: each tab at its defaults, and at the settings that cost it most.
+
+    python -m benchmarks.explore [--browser]
+
+Processor time is what counts where other work shares the cores. `--browser` adds the way through a real browser, from
+the press of a key until another picture stands there.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+
+from lazyscope.app.setting import Steps, Value
+from lazyscope.app.shelf import TABS, page
+
+ROUNDS = 2
+
+
+def measure(name: str, values: dict[str, Value]) -> tuple[float, float, int]:
+    """Wall and processor seconds of a page, the best of some rounds, and its size."""
+    page(name, values)  # warm up
+    found, size = [], 0
+    for _ in range(ROUNDS):
+        wall, processor = time.perf_counter(), time.process_time()
+        size = len(page(name, values))
+        found.append((time.perf_counter() - wall, time.process_time() - processor))
+    return min(one[0] for one in found), min(one[1] for one in found), size
+
+
+def heaviest(name: str) -> dict[str, Value]:
+    """Every size at its largest; scales and seeds as they are."""
+    tab = TABS[name]
+    sizes = {"width", "samples", "neurons", "steps", "side", "dim"}
+    largest: dict[str, Value] = {
+        key: setting.values[-1] for key, setting in tab.settings.items() if key in sizes and isinstance(setting, Steps)
+    }
+    costly: dict[str, dict[str, Value]] = {
+        "teacher": {"loss": "logistic", "symmetrised": False},
+        "deconvolution": {"start": "10×10 grid"},
+        "risks": {"target": "mixture of Gaussians"},
+    }
+    return {**tab.read({}), **largest, **costly.get(name, {})}
+
+
+def through_the_browser() -> None:
+    """Seconds from a key to the picture, for every slider of every tab in turn."""
+    from tests.app.visitor import Visitor, chromium, explorer
+
+    with explorer() as address, chromium() as browser:
+        visitor = Visitor(browser, address)
+        for name, tab in TABS.items():
+            visitor.open(tab=name)
+            seconds = []
+            for key, setting in tab.settings.items():
+                if isinstance(setting, Steps) and not (name == "convex" and key == "start"):
+                    begin = time.perf_counter()
+                    visitor.move(key, setting)
+                    seconds.append(time.perf_counter() - begin)
+            print(f"{name:14} key to picture {min(seconds):.2f} to {max(seconds):.2f} s")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="Times of the explorer's tabs.")
+    parser.add_argument("--browser", action="store_true", help="also measure through a real browser")
+    options = parser.parse_args()
+    for name, tab in TABS.items():
+        for word, values in (("defaults", tab.read({})), ("heaviest", heaviest(name))):
+            wall, processor, size = measure(name, values)
+            print(f"{name:14} {word}  {wall:.2f} s, processor {processor:.2f} s, page {size / 1000:.0f} kB")
+    if options.browser:
+        through_the_browser()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,40 @@
+"""Takes the pictures of the explorer's page: `python -m docs.screenshots` from the root, with chromium installed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from tests.app.visitor import Visitor, chromium, explorer
+
+SHOTS = {
+    "teacher": {},
+    "teacher-lazy": {"tab": "teacher", "tau": "2"},
+    "convex": {"step": "1.9"},
+    "deconvolution": {},
+    "margin": {},
+    "risks": {},
+}
+"""Names of the pictures, and the links that they are of."""
+
+
+WIDTH = 1360
+
+
+def main() -> None:
+    """One picture a link, as tall as what it shows."""
+    assets = Path(__file__).parent / "assets"
+    with explorer() as address, chromium() as browser:
+        for name, link in SHOTS.items():
+            visitor = Visitor(browser, address, width=WIDTH)
+            visitor.open(**{"tab": name, **link})
+            scene = visitor.page.locator("iframe").bounding_box()
+            assert scene is not None
+            visitor.page.set_viewport_size({"width": WIDTH, "height": round(scene["y"] + scene["height"]) + 20})
+            visitor.page.wait_for_timeout(500)  # marimo fades in
+            visitor.picture(assets / f"explore-{name}.png")
+            visitor.page.close()
+            print(f"{name}: errors {visitor.errors}, requests to strangers {visitor.strangers}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,116 @@
+"""The explorer in a real browser: each tab, each control, play and pause, links; nothing leaves the machine."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from urllib.parse import parse_qsl, urlsplit
+
+import pytest
+from tests.app.visitor import CHROMIUM, Visitor, chromium, explorer
+
+from lazyscope.app.convex import FORMULAS
+from lazyscope.app.setting import Choice
+from lazyscope.app.shelf import TABS
+
+pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no browser is installed: apt install chromium")
+
+NEEDS = {"start": {"problem": FORMULAS["quadratic"]}}
+"""Of the convex tab: the quadratic in the plane that it opens with draws its own start."""
+
+
+@pytest.fixture(scope="module")
+def visitor() -> Iterator[Visitor]:
+    with explorer() as address, chromium() as browser:
+        yield Visitor(browser, address)
+
+
+@pytest.fixture
+def shots(tmp_path: Path) -> Path:
+    """Where screenshots are kept: the folder that LAZYSCOPE_SCREENSHOTS names, or the test's own."""
+    return Path(os.environ.get("LAZYSCOPE_SCREENSHOTS", tmp_path))
+
+
+def settings_of(link: str) -> dict[str, str]:
+    return dict(parse_qsl(urlsplit(link).query))
+
+
+@pytest.mark.parametrize("name", list(TABS))
+def test_every_control_changes_the_picture(visitor: Visitor, name: str, shots: Path) -> None:
+    visitor.open(tab=name)
+    visitor.picture(shots / f"explore-{name}.png")
+    settings = TABS[name].settings
+    own = [key for key in settings if not (name == "convex" and key in NEEDS)]
+    # Choices last, the last first: another problem may lack the settings, and for B ∝ I every Γ is the same.
+    choices = [key for key in own if isinstance(settings[key], Choice)]
+    moved = [key for key in own if key not in choices] + choices[::-1]
+    for key in moved:
+        setting = settings[key]
+        if isinstance(setting, Choice):
+            assert visitor.control(key).locator("option").all_inner_texts() == list(setting.options)
+        visitor.move(key, setting)
+    assert set(settings_of(visitor.page.url)) == {"tab", *moved}  # the address holds every one that is not the default
+    assert visitor.errors == []
+    assert visitor.strangers == []
+
+
+def test_a_setting_that_only_some_problems_have(visitor: Visitor) -> None:
+    for key, link in NEEDS.items():
+        visitor.open(tab="convex", **link)
+        visitor.move(key, TABS["convex"].settings[key])
+        assert key in settings_of(visitor.page.url)
+
+
+def test_tabs_switch_by_a_click(visitor: Visitor) -> None:
+    visitor.open()
+    for name in [*list(TABS)[1:], "teacher"]:
+        visitor.tab(name)
+        assert settings_of(visitor.page.url) == {"tab": name}
+    assert visitor.errors == []
+
+
+def test_play_pause_and_scrub(visitor: Visitor) -> None:
+    visitor.open(tab="convex")
+    button, slide = visitor.scene.get_by_role("button"), visitor.scene.get_by_role("slider")
+    end = visitor.shown()
+    slide.fill("0")
+    start = visitor.changed(end)
+    button.click()
+    assert button.inner_text() == "❚❚ Pause"
+    visitor.changed(start)  # it moves by itself
+    button.click()
+    assert button.inner_text() == "▶ Play"
+    rest = visitor.shown()
+    visitor.page.wait_for_timeout(300)
+    assert visitor.shown() == rest
+    slide.fill(str(slide.get_attribute("max")))
+    assert visitor.changed(rest) == end
+    assert visitor.errors == []
+
+
+def test_a_link_shows_the_same_picture(visitor: Visitor) -> None:
+    visitor.open(tab="convex", step="0.5")
+    seen = visitor.move("condition", TABS["convex"].settings["condition"])
+    assert settings_of(visitor.page.url) == {"tab": "convex", "step": "0.5", "condition": "20"}
+    assert visitor.open(**settings_of(visitor.page.url)) == seen
+
+
+def test_nonsense_in_a_link_is_left_out(visitor: Visitor) -> None:
+    plain = visitor.open(tab="convex")
+    assert visitor.open(tab="convex", step="10^9", steps="<b>", colour="red") == plain
+    assert settings_of(visitor.page.url) == {"tab": "convex"}
+    visitor.open(tab="nowhere")
+    assert settings_of(visitor.page.url) == {"tab": "teacher"}
+
+
+def test_pictures_fit_a_small_window(visitor: Visitor) -> None:
+    visitor.page.set_viewport_size({"width": 800, "height": 700})
+    visitor.open(tab="risks")
+    frame = visitor.page.locator("iframe").bounding_box()
+    body = visitor.scene.locator("body").bounding_box()
+    visitor.page.set_viewport_size({"width": 1400, "height": 900})
+    assert frame is not None
+    assert body is not None
+    assert frame["height"] >= body["height"]  # nothing is cut off
+    assert frame["width"] <= 800

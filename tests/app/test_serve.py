@@ -1,0 +1,34 @@
+"""The command's refusals; that it serves is tested in a browser."""
+
+from __future__ import annotations
+
+import importlib.util
+import socket
+
+import pytest
+from typer.testing import CliRunner
+
+from lazyscope import cli
+from lazyscope.app import serve
+from lazyscope.errors import LazyscopeError
+
+
+def test_without_marimo_the_error_names_the_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(serve, "find_spec", lambda name: None if name == "marimo" else importlib.util.find_spec(name))
+    with pytest.raises(LazyscopeError, match=r"pip install 'lazyscope\[explore\]'"):
+        serve.serve("127.0.0.1", 0, browser=False)
+
+
+def test_a_port_in_use_is_refused() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        done = CliRunner().invoke(cli.app, ["explore", "--no-browser", "--port", str(taken.getsockname()[1])])
+    assert isinstance(done.exception, LazyscopeError)
+    assert "pass another --port" in str(done.exception)
+
+
+@pytest.mark.parametrize(
+    ("host", "port", "sentence"), [("127.0.0.1", 99999, "no port 99999"), ("no such host", 0, "Cannot listen on")]
+)
+def test_an_impossible_address_is_refused(host: str, port: int, sentence: str) -> None:
+    with pytest.raises(LazyscopeError, match=sentence):
+        serve.serve(host, port, browser=False)

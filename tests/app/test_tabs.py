@@ -1,0 +1,195 @@
+"""Every tab without a browser: all settings draw, links hold them, pages stand alone, numbers mean what they say."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from html.parser import HTMLParser
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.extra.numpy import arrays
+
+from lazyscope.app import convex, deconvolution, margin, risks, teacher
+from lazyscope.app.scene import Axis, Scene, plain
+from lazyscope.app.setting import Choice, Setting, Steps, Value
+from lazyscope.app.shelf import TABS, page
+from lazyscope.experiments.quadratic import widths
+from lazyscope.problem.convex import PROBLEMS
+
+
+def options(setting: Setting) -> list[Value]:
+    if isinstance(setting, Steps):
+        return list(setting.values)
+    return list(setting.options) if isinstance(setting, Choice) else [True, False]
+
+
+QUICK: dict[str, dict[str, Value]] = {"margin": {"steps": 50, "samples": 15}, "deconvolution": {"steps": 100}}
+CASES = [
+    (name, key, value)
+    for name, tab in TABS.items()
+    for key, setting in tab.settings.items()
+    for value in ([options(setting)[0], options(setting)[-1]] if isinstance(setting, Steps) else options(setting))
+    if value != setting.default
+]
+
+
+@pytest.fixture(autouse=True)
+def short(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(teacher, "STEPS", 40)
+    monkeypatch.setattr(teacher, "FRAMES", 8)
+
+
+def data_of(page: str) -> dict[str, object]:
+    found = re.search(r"const SCENE = (.*?);</script>", page)
+    assert found is not None
+    scene: dict[str, object] = json.loads(found.group(1))
+    return scene
+
+
+@pytest.mark.parametrize(("name", "key", "value"), CASES)
+def test_every_end_of_every_setting_draws(name: str, key: str, value: Value) -> None:
+    values = {**TABS[name].read({}), **QUICK.get(name, {}), key: value}
+    scene = TABS[name].draw(values)
+    count = len(scene.moments)
+    assert count > 1
+    assert all(len(number.values) in (1, count) for number in scene.numbers)
+    assert all(number.meaning and all(number.values) for number in scene.numbers)
+    for panel in scene.panels:
+        assert panel.x.low < panel.x.high
+        assert panel.y.low < panel.y.high
+    assert data_of(scene.html())["name"] == name
+
+
+@pytest.mark.parametrize("name", list(TABS))
+@given(st.data())
+@settings(deadline=None, max_examples=30)
+def test_links_hold_the_settings(name: str, data: st.DataObject) -> None:
+    tab = TABS[name]
+    values = {key: data.draw(st.sampled_from(options(setting))) for key, setting in tab.settings.items()}
+    link = tab.link(values)
+    assert link["tab"] == name
+    assert all(isinstance(text, str) for text in link.values())
+    assert tab.read(link) == values
+    assert tab.link(tab.read({})) == {"tab": name}
+
+
+@given(st.text())
+@settings(deadline=None, max_examples=50)
+def test_nonsense_in_a_link_is_the_default(text: str) -> None:
+    for tab in TABS.values():
+        for setting in tab.settings.values():
+            assert setting.parse(text) in options(setting)
+
+
+@pytest.mark.parametrize("name", list(TABS))
+def test_pages_ask_for_nothing(name: str) -> None:
+    class Links(HTMLParser):
+        found: list[str] = []  # noqa: RUF012
+
+        def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+            self.found += [str(value) for key, value in attrs if key in ("src", "href")]
+
+    text = page(name, {**TABS[name].read({}), **QUICK.get(name, {})})
+    parser = Links()
+    parser.feed(text)
+    assert all(link.startswith("data:") for link in parser.found)
+    assert set(re.findall(r"https?://[^\"' )]+", text)) == {"http://www.w3.org/2000/svg"}  # a name, not an address
+
+
+def test_a_page_cannot_be_broken_out_of() -> None:
+    text = Scene("</script><b>", ["now"], []).html()
+    assert "</script><b>" not in text
+    assert data_of(text.replace("<\\/", "</"))["name"] == "</script><b>"
+
+
+@given(arrays(np.float64, (3, 4), elements=st.floats(-1e9, 1e9, allow_subnormal=False)))
+@settings(deadline=None)
+def test_numbers_reach_the_browser_to_four_digits(values: np.ndarray) -> None:
+    sent = np.array(plain(values))
+    assert np.allclose(sent, values, rtol=1e-3, atol=1e-290)
+    assert plain(torch.from_numpy(values)) == plain(values)
+
+
+def test_what_is_not_finite_is_not_drawn() -> None:
+    assert plain(np.array([[1.0, math.nan], [math.inf, 2.0]])) == [[1.0, None], [None, 2.0]]
+    assert plain(math.inf) is None
+    assert Axis.decades([0.0, math.nan, 1.0, 100.0]) == Axis(1 / 1.5, 150.0, log=True)
+
+
+def test_the_teacher_tab_turns_lazy(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(teacher, "STEPS", 300)
+    values = TABS["teacher"].read({})
+    feature, lazy = (teacher.compute(teacher.Settings(**{**values, "tau": tau})) for tau in (0.1, 5.0))  # type: ignore[arg-type]
+    assert feature.scale.kappa > 1 > 0.1 > lazy.scale.kappa
+    assert feature.displacement[-1] > 100 * lazy.displacement[-1]
+    assert feature.drift[-1] > 100 * lazy.drift[-1]
+    assert feature.stability[-1] < lazy.stability[-1]
+    words = [number.meaning for number in teacher.scene(lazy).numbers if "κ" in number.name]
+    assert "lazy" in words[0]
+
+
+@pytest.mark.parametrize("formula", list(convex.NAMES))
+@pytest.mark.parametrize("step", [0.5, 2.5])
+def test_verdicts_on_convex_descents(formula: str, step: float) -> None:
+    result = convex.compute(convex.Settings(formula, step, 2.03, 10, 80, 1))
+    verdict = convex.scene(result).numbers[-1].values[0]
+    smooth = math.isfinite(result.problem.smoothness)
+    if convex.NAMES[formula] == "huber" and step > 2:
+        assert verdict == "oscillates"  # it stays bounded
+    elif convex.NAMES[formula] == "c" and step > 2:
+        assert verdict == "diverges"  # its x is a quadratic
+    elif smooth:
+        assert (verdict == "diverges") == (step > 2)
+    else:
+        assert verdict == "oscillates"
+    assert set(convex.NAMES.values()) == set(PROBLEMS)
+
+
+def test_the_certificate_tells_a_poor_start() -> None:
+    tab = TABS["deconvolution"]
+    good = deconvolution.compute(deconvolution.Settings(**tab.read({})))  # type: ignore[arg-type]
+    poor = deconvolution.compute(
+        deconvolution.Settings(**{**tab.read({}), "start": "three, poorly placed"})  # type: ignore[arg-type]
+    )
+    assert good.certificate.gap < 1e-3
+    assert len(good.spikes) == 3
+    assert poor.certificate.gap > 0.1
+    assert poor.certificate.supremum > 1.1
+
+
+def test_margins_stay_below_what_is_possible() -> None:
+    result = margin.compute(margin.Settings(3, 30, 100, 300, 1))
+    assert result.second is not None
+    assert 0.5 * result.first.attained < float(result.both.margin[-1]) <= result.first.bound * (1 + 1e-6)
+    assert 0.5 * result.second.attained < float(result.output.margin[-1]) <= result.second.bound * (1 + 1e-6)
+
+
+def test_random_features_that_do_not_separate_are_said_so() -> None:
+    result = margin.compute(margin.Settings(4, 60, 20, 50, 2))
+    assert result.second is None
+    assert any("do not separate" in number.meaning for number in margin.scene(result).numbers)
+
+
+def test_regions_cover_where_f_is_positive() -> None:
+    first, second = np.meshgrid(margin.SIGHT, margin.SIGHT, indexing="xy")
+    disc = 0.4**2 - first**2 - second**2  # and a hole
+    rings = margin.positive(np.where(first**2 + second**2 < 0.15**2, -1.0, disc))
+    assert len(rings) == 2
+    areas = sorted(abs(0.5 * np.sum(r[:, 0] * np.roll(r[:, 1], -1) - r[:, 1] * np.roll(r[:, 0], -1))) for r in rings)
+    assert areas[1] == pytest.approx(math.pi * 0.4**2, rel=0.01)
+    assert areas[0] == pytest.approx(math.pi * 0.15**2, rel=0.2)
+    assert margin.positive(-np.ones_like(first)) == []
+
+
+def test_the_trained_net_ends_below_its_rivals() -> None:
+    rivals = risks.compute(risks.Settings("quadratic form", "exponential", "I", 40, 0)).rivals
+    own = [n for n in widths(40) if n < 40]
+    here = len(own)
+    fixed = rivals.features[[n - 1 for n in own]]
+    assert bool((fixed > rivals.tangent[:here]).all())
+    assert bool((rivals.tangent[:here] > rivals.network[-1, :here]).all())

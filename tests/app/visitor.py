@@ -1,0 +1,127 @@
+"""A visitor of the explorer: the real server in a process of its own, a real browser, and what it saw go wrong."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from urllib.parse import urlencode, urlsplit
+
+from playwright.sync_api import Browser, ConsoleMessage, Error, FrameLocator, Locator, Page, Request, sync_playwright
+
+from lazyscope.app.setting import Choice, Setting, Steps, Switch
+from lazyscope.app.shelf import TABS
+
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+PATIENCE = 30_000
+"""Milliseconds; no test measures time, and CI's machines are slow."""
+
+
+@contextmanager
+def explorer() -> Iterator[str]:
+    """`lazyscope explore` on a free port; yields its address, and ends it as Ctrl-C does."""
+    command = [sys.executable, "-m", "lazyscope.cli", "explore", "--port", "0", "--no-browser"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as server:
+        try:
+            assert server.stdout is not None
+            found = re.search(r"http://\S+", server.stdout.readline())
+            assert found is not None
+            yield found.group()
+        finally:
+            server.send_signal(signal.SIGINT)
+            server.wait(timeout=20)
+
+
+@contextmanager
+def chromium() -> Iterator[Browser]:
+    """A browser for which no name but this machine resolves."""
+    with sync_playwright() as driver:
+        rules = "--host-resolver-rules=MAP * ~NOTFOUND, EXCLUDE 127.0.0.1"
+        browser = driver.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox", rules])
+        yield browser
+        browser.close()
+
+
+class Visitor:
+    """One open page; `errors` and `strangers` fill with what should not happen."""
+
+    def __init__(self, browser: Browser, address: str, *, width: int = 1400, height: int = 900) -> None:
+        self.page: Page = browser.new_page(viewport={"width": width, "height": height})
+        self.page.set_default_timeout(PATIENCE)
+        self.address = address
+        self.errors: list[str] = []
+        self.strangers: list[str] = []
+        self.page.on("console", self._told)
+        self.page.on("pageerror", lambda error: self.errors.append(str(error)))
+        self.page.on("request", self._asked)
+
+    def _told(self, message: ConsoleMessage) -> None:
+        if message.type == "error":
+            self.errors.append(message.text)
+
+    def _asked(self, request: Request) -> None:
+        url = urlsplit(request.url)
+        if url.scheme not in ("data", "blob") and url.hostname != urlsplit(self.address).hostname:
+            self.strangers.append(request.url)
+
+    @property
+    def scene(self) -> FrameLocator:
+        return self.page.frame_locator("iframe")
+
+    def open(self, **link: str) -> str:
+        """Go to a link; what it shows."""
+        self.page.goto(f"{self.address}/?{urlencode(link)}")
+        return self.shown()
+
+    def tab(self, name: str) -> str:
+        """Click on a tab; what it shows."""
+        before = self.shown()
+        self.page.get_by_role("tab", name=TABS[name].title).click()
+        return self.changed(before)
+
+    def shown(self) -> str:
+        """Panels and numbers, as they stand in the page."""
+        self.scene.locator("#panels svg").first.wait_for()
+        panels, numbers = (self.scene.locator(f"#{part}").inner_html() for part in ("panels", "numbers"))
+        return panels + numbers
+
+    def changed(self, before: str) -> str:
+        """Wait until something else is shown; what it is."""
+        end = time.monotonic() + PATIENCE / 1000
+        while time.monotonic() < end:
+            try:
+                now = self.shown()
+            except Error as error:
+                if "detached" in str(error) or "navigat" in str(error):  # the frame is just being replaced
+                    continue
+                raise
+            if now != before:
+                return now
+            self.page.wait_for_timeout(30)
+        raise AssertionError("Nothing changed.")
+
+    def control(self, name: str) -> Locator:
+        # marimo keeps a second copy of the sidebar for narrow windows, hidden
+        return self.page.locator(f"[data-setting={name}]").filter(visible=True)
+
+    def move(self, name: str, setting: Setting) -> str:
+        """Change a setting by hand; what is shown then."""
+        before, box = self.shown(), self.control(name)
+        if isinstance(setting, Steps):
+            last = setting.default == setting.values[-1]
+            box.get_by_role("slider").press("ArrowLeft" if last else "ArrowRight")
+        elif isinstance(setting, Switch):
+            box.get_by_role("switch").click()
+        elif isinstance(setting, Choice):
+            box.locator("select").select_option(next(name for name in setting.options if name != setting.default))
+        return self.changed(before)
+
+    def picture(self, path: Path) -> None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        self.page.screenshot(path=path)
