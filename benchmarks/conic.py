@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from lazyscope.flow.conic import conic_descent
-from lazyscope.model.particles import Measure, Torus, certify
+from lazyscope.model.particles import Measure, Torus, dual_certificate
 from lazyscope.problem.deconvolution import Deconvolution
 
 STEP = 0.01
@@ -54,7 +54,7 @@ def main() -> None:
     print(f"ratio    {theirs / ours:8.0f}")
     first = conic_descent(problem.functional, start, alpha=STEP, beta=STEP, steps=1, record=[1]).final.r
     print("same step" if bool(((first - once).abs() <= 1e-12).all()) else "STEPS DIFFER")
-    print(certify(problem.functional, path.final))
+    print(dual_certificate(problem.functional, path.final))
 
 
 if __name__ == "__main__":

@@ -13,7 +13,7 @@ import torch
 import lazyscope as ls
 from lazyscope.flow.conic import conic_descent, safe_step
 from lazyscope.lab.style import panels
-from lazyscope.model.particles import Box, Measure, Torus, certify
+from lazyscope.model.particles import Box, Measure, Torus, dual_certificate
 from lazyscope.problem.deconvolution import Deconvolution
 
 problem = Deconvolution.plane(penalty=1.0)
@@ -35,7 +35,7 @@ print(f"J falls from {float(path.value[0]):.3f} to {float(path.value[-1]):.6f}")
 # The dual certificate says how far that can be from the minimum over all measures, proved over the whole torus.
 
 # %%
-print(certify(functional, final))
+print(dual_certificate(functional, final))
 
 # %% [markdown]
 # `solve_sparse` does all of it, merges particles into spikes and polishes them, until the certificate is satisfied.

@@ -24,7 +24,7 @@ from lazyscope.model.particles import (
     ReluPopulation,
     Sphere,
     Torus,
-    certify,
+    dual_certificate,
 )
 from lazyscope.problem.deconvolution import Deconvolution
 from lazyscope.theory.mirror import entropy_bound, relative_entropy
@@ -117,7 +117,7 @@ def test_the_certificate_stops_the_descent() -> None:
     start = Measure.grid(Torus(2), 5, mass=0.25)
     path = conic_descent(problem.functional, start, alpha=0.01, beta=0.01, steps=3000, tolerance=1e-4, record=61)
     assert path.status == Status.CONVERGED
-    found = certify(problem.functional, path.final)
+    found = dual_certificate(problem.functional, path.final)
     assert found.optimal(1e-4)
     truth = float(problem.functional(problem.answer()))
     assert 0 <= float(path.value[-1]) - truth <= found.gap + 1e-12

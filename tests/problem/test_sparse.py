@@ -13,7 +13,7 @@ from torch import Tensor
 from lazyscope.errors import InputError
 from lazyscope.flow.base import Status
 from lazyscope.flow.particle import particle_flow
-from lazyscope.model.particles import Box, FeatureMap, Measure, Smooth, Sphere, Torus, Trigonometric, certify
+from lazyscope.model.particles import Box, FeatureMap, Measure, Smooth, Sphere, Torus, Trigonometric, dual_certificate
 from lazyscope.problem.deconvolution import Deconvolution, spike_distance, start
 from lazyscope.problem.population import PopulationTeacher, student
 from lazyscope.problem.sparse import polish, solve_sparse
@@ -46,7 +46,7 @@ def test_the_plane_from_a_grid_is_newtons_answer_from_the_truth(penalty: float) 
     found = solve_sparse(functional.features, functional.fidelity, penalty, Torus(2))
     assert found.certificate.optimal(1e-8)
     assert spike_distance(found.measure, answer) < 1e-6
-    assert certify(functional, answer).optimal(1e-8)
+    assert dual_certificate(functional, answer).optimal(1e-8)
     shift = spike_distance(problem.first_order(), answer)
     assert shift < 1e-3 * (1 + penalty) ** 2, "the bias is linear in λ, and what is left quadratic"
 
@@ -117,7 +117,7 @@ def test_few_rounds_are_a_horizon_and_a_poor_start_is_told() -> None:
     assert found.status == Status.HORIZON
     assert found.gap > 1
     stuck = polish(functional, start("poor"))
-    told = certify(functional, stuck)
+    told = dual_certificate(functional, stuck)
     assert not told.optimal(0.1)
     assert told.least < -0.1
     rescued = solve_sparse(functional.features, functional.fidelity, 1.0, Torus(2), start=start("poor"))

@@ -19,7 +19,7 @@ from lazyscope.app.tab import Tab
 from lazyscope.flow.conic import ConicPath, Retraction, canonical, conic_descent, mirror
 from lazyscope.flow.descent import log_spaced
 from lazyscope.lab.style import BLUE, RED
-from lazyscope.model.particles import Certificate, Measure, Torus, certify
+from lazyscope.model.particles import DualCertificate, Measure, Torus, dual_certificate
 from lazyscope.problem.deconvolution import Deconvolution, spike_distance, start
 
 FRAMES, MASS, PIXELS, TURN = 50, 0.25, 96, 2 * math.pi
@@ -49,7 +49,7 @@ class Result:
     problem: Deconvolution
     path: ConicPath
     answer: Measure
-    certificate: Certificate
+    certificate: DualCertificate
     spikes: Measure
 
 
@@ -72,7 +72,7 @@ def compute(settings: Settings) -> Result:
         problem,
         path,
         problem.answer(),
-        certify(problem.functional, path.final),
+        dual_certificate(problem.functional, path.final),
         path.final.merged(0.2, 1e-3 * float(path.final.mass)),
     )
 
@@ -110,7 +110,7 @@ def scene(result: Result) -> Scene:
                 equal=True,
             ),
             Panel(
-                "Certificate η at the end: red where it exceeds 1",
+                "DualCertificate η at the end: red where it exceeds 1",
                 *axes,
                 [Picture(_image((eta.reshape(PIXELS, PIXELS) - 1).clamp(-1, 1), "RdBu_r", 1.0)), sources],
                 note="where η > 1 a new particle would lower J",

@@ -17,7 +17,7 @@ from lazyscope.flow.descent import log_spaced
 from lazyscope.lab.experiment import Claim, Experiment, Params, Result, Trial, Trials
 from lazyscope.lab.fit import exponent
 from lazyscope.lab.style import BLACK, BLUE, GREEN, ORANGE, RED, panels
-from lazyscope.model.particles import Measure, Torus, certify
+from lazyscope.model.particles import Measure, Torus, dual_certificate
 from lazyscope.problem.deconvolution import Deconvolution, spike_distance, start
 from lazyscope.theory.mirror import entropy_bound
 
@@ -97,13 +97,13 @@ def solved(kind: str, penalty: float) -> tuple[Deconvolution, Measure, float]:
     """The problem, its minimiser (at λ = 0 the truth), and the gap that is proved of it."""
     problem = Deconvolution.plane(penalty) if kind == "plane" else Deconvolution.line(penalty)
     answer = problem.answer() if penalty else problem.truth
-    return problem, answer, certify(problem.functional, answer, mass=float(problem.truth.mass)).gap
+    return problem, answer, dual_certificate(problem.functional, answer, mass=float(problem.truth.mass)).gap
 
 
 def judged(point: Params, nu: Measure, value: np.ndarray, steps: np.ndarray) -> Result:
     """J - J* along the way, the certificate at the end, and where the spikes are."""
     problem, answer, exact = solved(str(point["kind"]), float(point["penalty"]))
-    certificate = certify(problem.functional, nu, mass=None if point["penalty"] else float(problem.truth.mass))
+    certificate = dual_certificate(problem.functional, nu, mass=None if point["penalty"] else float(problem.truth.mass))
     spikes = nu.merged(0.2, 1e-3 * float(nu.mass))
     return {
         "steps": steps,

@@ -20,7 +20,7 @@ from lazyscope.errors import InputError
 from lazyscope.flow.base import Progress, Status
 from lazyscope.flow.descent import DIVERGED, Rate, check_record
 from lazyscope.linalg.threads import threads_for
-from lazyscope.model.particles import Functional, Measure, certify
+from lazyscope.model.particles import Functional, Measure, dual_certificate
 
 Retraction: TypeAlias = Callable[[Tensor, Tensor], Tensor]
 """(r, δ) ↦ the new r, where δ = -2αJ' is the step of log r."""
@@ -148,7 +148,7 @@ def _proved(functional: Functional, measure: Measure, moving: Tensor, tolerance:
     found = torch.zeros_like(moving)
     for index in np.ndindex(*measure.batch):
         if bool(moving[index]):
-            found[index] = certify(functional[index], measure[index]).gap <= tolerance
+            found[index] = dual_certificate(functional[index], measure[index]).gap <= tolerance
     return found
 
 

@@ -17,15 +17,15 @@ from lazyscope.flow.base import Status
 from lazyscope.flow.conic import conic_descent, safe_step
 from lazyscope.linalg.threads import threads_for
 from lazyscope.model.particles import (
-    Certificate,
     Domain,
+    DualCertificate,
     FeatureMap,
     Features,
     Fidelity,
     Functional,
     Measure,
     Quadratic,
-    certify,
+    dual_certificate,
 )
 
 _PARTICLES = 256
@@ -42,7 +42,7 @@ class SparseSolution:
     """Spikes, and what is proved of them."""
 
     measure: Measure
-    certificate: Certificate
+    certificate: DualCertificate
     status: Status
     rounds: int
 
@@ -92,13 +92,13 @@ def solve_sparse(
     if nu.batch:
         raise InputError("One problem is solved at a time; index the family first.")
     best = replace(nu, r=0 * nu.r).merged(math.inf)  # ν = 0
-    certificate = certify(functional, best, seed=seed)
+    certificate = dual_certificate(functional, best, seed=seed)
     done = 0
     while certificate.gap > tolerance and done < rounds:
         done += 1
         nu = _descended(functional, nu, steps)
         best = _spikes(functional, nu)
-        certificate = certify(functional, best, seed=seed)
+        certificate = dual_certificate(functional, best, seed=seed)
         # Polished at once, so that J falls and no merging may take the new particle back: sliding Frank–Wolfe's step.
         nu = polish(functional, best.joined(_seeds(certificate, best)))
     status = Status.CONVERGED if certificate.gap <= tolerance else Status.HORIZON
@@ -221,7 +221,7 @@ def _spikes(functional: Functional, nu: Measure) -> Measure:
     return nu
 
 
-def _seeds(certificate: Certificate, best: Measure) -> Measure:
+def _seeds(certificate: DualCertificate, best: Measure) -> Measure:
     """Light particles where J' < 0."""
     mass = 1e-3 * max(float(best.mass), certificate.value / max(certificate.penalty, 1e-12) * 1e-3)
     weights = certificate.sign * (mass / len(certificate.sign))

@@ -1,6 +1,6 @@
 """Measures as weighted particles, and the convex functionals on them; after talk 004 and Chizat (2019)."""
 
-from lazyscope.model.particles.certificate import Certificate, certify
+from lazyscope.model.particles.certificate import DualCertificate, dual_certificate
 from lazyscope.model.particles.domain import Box, Cells, Domain, Euclidean, Sphere, Torus
 from lazyscope.model.particles.energy import AutogradEnergy, Energy, ReluPopulation, relu_interaction
 from lazyscope.model.particles.features import Evaluated, FeatureMap, Features, Trigonometric
@@ -18,8 +18,8 @@ __all__ = [
     "AutogradEnergy",
     "Box",
     "Cells",
-    "Certificate",
     "Domain",
+    "DualCertificate",
     "Energy",
     "Euclidean",
     "Evaluated",
@@ -35,7 +35,7 @@ __all__ = [
     "Torus",
     "Trigonometric",
     "Variation",
-    "certify",
+    "dual_certificate",
     "frechet_derivative",
     "relu_interaction",
 ]

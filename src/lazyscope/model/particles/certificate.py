@@ -32,7 +32,7 @@ _CELLS = 1 << 20
 
 @final
 @dataclass(frozen=True)
-class Certificate:
+class DualCertificate:
     """What is known of J(ν) - J*."""
 
     value: float
@@ -64,14 +64,14 @@ class Certificate:
         return f"J = {self.value:.6g}, at most {self.gap:.2g} above the minimum ({how}); lowest J' {self.least:.2g}"
 
 
-def certify(
+def dual_certificate(
     functional: Functional,
     measure: Measure,
     *,
     mass: float | int | None = None,
     accuracy: float | int = 1e-12,
     seed: int = 0,
-) -> Certificate:
+) -> DualCertificate:
     """The certificate of one measure. `mass` bounds |ν*|(Θ) where that is known, and must be given for λ = 0.
 
     The proved bound is `accuracy` below the lowest value seen, unless memory runs out.
@@ -94,7 +94,7 @@ def certify(
     infimum = max(-(bound if math.isfinite(bound) else least), 0.0)
     inner = float((measure.r.square() * variation.derivative).sum())
     theta, sign = _distinct(measure.domain, theta, sign, found)
-    return Certificate(
+    return DualCertificate(
         value=value,
         gap=inner + (infimum * float(mass) if infimum else 0.0),
         least=least,
