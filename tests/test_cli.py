@@ -99,6 +99,8 @@ def test_a_failing_trial_exits_with_2(lazyscope: Command, tmp_path: Path, monkey
         (("reproduce", "toy:NOTHING"), "write package.module:NAME"),
         (("reproduce", "toy:POINTS"), "is no Experiment"),
         (("report", "--out", "nowhere"), "There are no results"),
+        (("reproduce", "toy:EXPERIMENT", "--dask", "tcp://a:1", "--workers", "2"), "--dask or --workers, not both"),
+        (("reproduce", "toy:EXPERIMENT", "--dask", "nonsense"), "No Dask scheduler answers at nonsense; start one"),
     ],
 )
 def test_refusals_are_one_sentence_and_exit_with_2(

@@ -20,7 +20,7 @@ from lazyscope.theory import margin
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
 
-ROOMS = [lazyscope, theory, margin, particles, problem, diagnose, lab, flow]
+ROOMS = [lazyscope, sys.modules["lazyscope.inspect"], theory, margin, particles, problem, diagnose, lab, flow]
 
 
 def blocks(page: Path) -> list[str]:

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import os
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from enum import StrEnum
 from functools import partial
+from importlib import import_module
 from pathlib import Path
 from typing import Annotated
 
@@ -27,12 +30,15 @@ from rich.text import Text
 from lazyscope.data.cifar10 import VARIABLE
 from lazyscope.errors import ExperimentError, LazyscopeError
 from lazyscope.experiments import experiments, find
+from lazyscope.inspect import inspect
+from lazyscope.inspect.door import LOSSES, bring
 from lazyscope.lab import Experiment
-from lazyscope.lab.executor import Executor, Processes, here
+from lazyscope.lab.cluster import cluster_at, local_cluster
+from lazyscope.lab.executor import Executor, here
 from lazyscope.lab.outcome import Outcome
 from lazyscope.lab.provenance import choose_device
 from lazyscope.lab.report import refresh, write_report
-from lazyscope.lab.run import run
+from lazyscope.lab.run import run_all
 from lazyscope.lab.store import Store
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
@@ -53,6 +59,14 @@ class Device(StrEnum):
     auto = "auto"
     cpu = "cpu"
     cuda = "cuda"
+
+
+class Losses(StrEnum):
+    """What the inspected model is trained on."""
+
+    auto = "auto"
+    square = "square"
+    cross_entropy = "cross-entropy"
 
 
 Out = Annotated[Path, typer.Option(help="The folder of results.")]
@@ -82,6 +96,7 @@ def reproduce(
     scale: Annotated[Scale, typer.Option(help="The source's size (paper), or seconds (quick).")] = Scale.quick,
     device: Annotated[Device, typer.Option(help="auto takes the GPU where there is one.")] = Device.auto,
     workers: Annotated[int, typer.Option(min=1, help="Processes to share the trials; 1: this one.")] = 1,
+    dask: Annotated[str | None, typer.Option(help="A cluster to share the trials: tcp://host:port.")] = None,
     data_dir: Annotated[Path | None, typer.Option(help=f"The folder with cifar10 in it (or set {VARIABLE}).")] = None,
     out: Out = Path("results"),
 ) -> None:
@@ -89,11 +104,9 @@ def reproduce(
     chosen = [find(name) for name in names] if names else list(experiments().values())
     if data_dir is not None:
         os.environ[VARIABLE] = str(data_dir.expanduser().absolute())  # worker processes inherit it
-    target = choose_device(device)
-    store = Store(out)
-    executor: Executor = here if workers == 1 else Processes(workers)
     try:
-        outcomes, failures = _run_all(chosen, scale, store, target, executor)
+        with _place(workers, dask, device) as (executor, target):
+            outcomes, failures = _run_all(chosen, scale, Store(out), target, executor)
     except KeyboardInterrupt:
         errors.print("stopped: every finished trial is stored; run the same command again to go on.")
         raise typer.Exit(130) from None
@@ -117,12 +130,85 @@ def report(out: Out = Path("results")) -> None:
     console.print(f"report: {write_report(out)}", soft_wrap=True)
 
 
+@app.command("inspect")
+def inspect_model(
+    factory: Annotated[
+        str,
+        typer.Argument(help="package.module:factory, which returns a module, (module, x, y) or (module, x, y, loss)."),
+    ],
+    data: Annotated[str | None, typer.Option(help="digits, cifar10, or FILE.npz with arrays x and y.")] = None,
+    out: Annotated[Path, typer.Option(help="The report; a name in .json gives numbers alone.")] = Path("report.html"),
+    loss: Annotated[Losses, typer.Option(help="auto: cross-entropy for classes, square for numbers.")] = Losses.auto,
+    alpha: Annotated[list[float] | None, typer.Option(help="Scales to train beside α = 1 (10 and 100).")] = None,
+    seconds: Annotated[float, typer.Option(help="About how long it may take.")] = 120,
+    memory: Annotated[float, typer.Option(help="GiB that it may use, about.")] = 2,
+    points: Annotated[int | None, typer.Option(help="Points to draw; found to fit, unless given.")] = None,
+    steps: Annotated[int | None, typer.Option(help="Training steps; found to fit, unless given.")] = None,
+    evaluation: Annotated[bool, typer.Option("--eval", help="Call net.eval() first: batch-norm, dropout.")] = False,
+    seed: Annotated[int, typer.Option(help="Of the factory, of the points drawn, of all searches.")] = 0,
+    device: Annotated[Device, typer.Option(help="auto takes the GPU where there is one.")] = Device.auto,
+    data_dir: Annotated[Path | None, typer.Option(help=f"The folder with cifar10 in it (or set {VARIABLE}).")] = None,
+) -> None:
+    """Is your model lazy on your data, why, and what would change it? Writes one HTML file."""
+    if data_dir is not None:
+        os.environ[VARIABLE] = str(data_dir.expanduser().absolute())
+    net, x, y, own = bring(factory, data, choose_device(device), evaluation=evaluation, seed=seed)
+    columns = (
+        TextColumn("{task.description:28}"),
+        BarColumn(),
+        TimeElapsedColumn(),
+        TextColumn("left"),
+        TimeRemainingColumn(),
+    )
+    with Progress(*columns, console=console, transient=True) as bars:
+        bar = bars.add_task("", total=1.0)
+        found = inspect(
+            net,
+            x,
+            y,
+            LOSSES[loss] or own,
+            alphas=(1.0, *(alpha or (10.0, 100.0))),
+            seconds=seconds,
+            memory=int(memory * 2**30),
+            points=points,
+            steps=steps,
+            seed=seed,
+            progress=lambda name, done: bars.update(bar, description=name, completed=done),
+        )
+    console.print(Text(str(found)), soft_wrap=True)
+    for note in found.notes:
+        errors.print(Text("note: ", "bold yellow") + Text(note, "default"), soft_wrap=True)
+    console.print(f"report: {found.save(out)}", soft_wrap=True)
+
+
+@app.command()
+def explore(
+    port: Annotated[int, typer.Option(help="Where to listen; 0 takes any free port.")] = 2718,
+    host: Annotated[str, typer.Option(help="Who may visit; 127.0.0.1 is this machine alone.")] = "127.0.0.1",
+    browser: Annotated[bool, typer.Option(help="Open the page in a browser.")] = True,
+) -> None:
+    """A page in the browser where you turn a network lazy under your fingers."""
+    # By its name: doors do not import each other, and the page needs packages that other commands do not.
+    import_module("lazyscope.app.serve").serve(host, port, browser)
+
+
+@contextmanager
+def _place(workers: int, dask: str | None, device: Device) -> Iterator[tuple[Executor, torch.device]]:
+    """Where trials run, and on which kind of device: in this process, or on workers that end with the block."""
+    if dask is not None and workers > 1:
+        raise LazyscopeError("A cluster has its own workers; pass --dask or --workers, not both.")
+    if dask is None and workers == 1:
+        yield here, choose_device(device)
+        return
+    with local_cluster(workers) if dask is None else cluster_at(dask) as cluster:
+        console.print(f"dashboard: {cluster.link}", soft_wrap=True)
+        yield cluster, cluster.device(device)
+
+
 def _run_all(
     chosen: list[Experiment], scale: str, store: Store, device: torch.device, executor: Executor
 ) -> tuple[list[Outcome], list[ExperimentError]]:
-    """Run the experiments one after another behind their bars; a failing one does not stop the next."""
-    outcomes: list[Outcome] = []
-    failures: list[ExperimentError] = []
+    """Run the experiments behind their bars; a failing one does not stop the others."""
     columns = (
         TextColumn("{task.description:24}"),
         BarColumn(),
@@ -133,19 +219,19 @@ def _run_all(
         TimeRemainingColumn(),
     )
     with Progress(*columns, console=console) as bars:
-        for experiment in chosen:
-            advance = partial(_advance, bars, bars.add_task(experiment.name, total=None))
-            try:
-                outcome = run(experiment, scale, store, device=device, executor=executor, progress=advance)
-            except ExperimentError as error:  # of this figure alone: the others are still worth having
-                failures.append(error)
-            else:
-                outcomes.append(outcome)
-    return outcomes, failures
+        known = {experiment.name: bars.add_task(experiment.name, total=None, start=False) for experiment in chosen}
+        advance = partial(_advance, bars, known)
+        ended = run_all(chosen, scale, store, device=device, executor=executor, progress=advance)
+    outcomes = [one for one in ended if isinstance(one, Outcome)]
+    return outcomes, [one for one in ended if isinstance(one, ExperimentError)]
 
 
-def _advance(bars: Progress, bar: TaskID, done: int, total: int) -> None:
-    bars.update(bar, completed=done, total=total)
+def _advance(bars: Progress, known: dict[str, TaskID], experiment: Experiment, done: int, total: int) -> None:
+    bars.update(known[experiment.name], completed=done, total=total)
+    # Work goes about in this order: the clock of a figure starts when those before it are done.
+    at_work = next((task for task in bars.tasks if not task.finished), None)
+    if at_work is not None and not at_work.started:
+        bars.start_task(at_work.id)
 
 
 def _table(first: str, *others: str) -> Table:

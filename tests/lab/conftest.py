@@ -39,6 +39,7 @@ def command(tmp_path: Path) -> Command:
             text=True,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
+            start_new_session=True,
         )
 
     return start

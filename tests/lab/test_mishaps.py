@@ -6,12 +6,13 @@ import os
 import shutil
 import signal
 import subprocess
-import time
 import warnings
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
+from tests.lab.farm import wait_for
 
 from lazyscope.lab import Experiment
 from lazyscope.lab.code import fingerprint
@@ -22,19 +23,16 @@ TOY = "toy:EXPERIMENT"
 POINTS = 12
 
 
-def wait_for(condition: Callable[[], bool], seconds: float = 180.0) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, "waited in vain"
-        time.sleep(0.02)
-
-
-def alive(pid: int) -> bool:
-    """Whether the process still runs; one that has ended and waits for its parent does not."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except FileNotFoundError:
-        return False
+def alive(session: int) -> list[str]:
+    """The processes of a session that still run; one that has ended and waits for its parent does not."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        with suppress(OSError):
+            name, _, rest = path.read_text().rpartition(")")
+            state, _, _, leader = rest.split()[:4]
+            if int(leader) == session and state != "Z":
+                found.append(name)
+    return found
 
 
 def logged(tmp_path: Path) -> list[tuple[int, int]]:
@@ -61,18 +59,22 @@ def test_kill_in_the_middle(
 ) -> None:
     out = tmp_path / "results"
     arguments = ("reproduce", TOY, "--out", str(out), "--workers", str(workers), "--device", "cpu")
-    first = command(*arguments, TOY_SECONDS="0.25")
+    first = command(*arguments, TOY_SECONDS="0.25")  # a session of its own, as a terminal would make it
     wait_for(lambda: len(list(out.rglob("*.npz"))) >= 4)
-    first.send_signal(how)
+    assert len(alive(first.pid)) >= (1 if workers == 1 else 1 + workers)
+    if how == signal.SIGINT:
+        os.killpg(first.pid, how)  # a terminal sends Ctrl-C to all processes
+    else:
+        first.send_signal(how)
     _, complaints = first.communicate(timeout=240)
     assert first.returncode == (130 if how == signal.SIGINT else -how)
     assert "Traceback" not in complaints
-    wait_for(lambda: not any(alive(pid) for _, pid in logged(tmp_path)), 30)
+    wait_for(lambda: not alive(first.pid), 30)
 
     before = stored(out, toy)
     assert 4 <= len(before) < POINTS, "the run was not in the middle"
     (tmp_path / "log.txt").unlink()
-    second = command(*arguments)
+    second = command("reproduce", TOY, "--out", str(out), "--device", "cpu")
     text, complaints = second.communicate(timeout=240)
     assert second.returncode == 0, complaints
     assert sorted(x for x, _ in logged(tmp_path)) == sorted(set(range(POINTS)) - set(before))

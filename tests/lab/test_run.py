@@ -10,12 +10,11 @@ import numpy as np
 import pytest
 import torch
 
-from lazyscope.errors import ExperimentError, LazyscopeError, StoreError
+from lazyscope.errors import ExperimentError, StoreError
 from lazyscope.lab import Experiment, Params, Result
-from lazyscope.lab.executor import Executor, Processes, here
 from lazyscope.lab.outcome import Outcome
 from lazyscope.lab.report import refresh, write_report
-from lazyscope.lab.run import evaluate, run
+from lazyscope.lab.run import evaluate, run, run_all
 from lazyscope.lab.store import DamagedFile, Store
 
 CPU = torch.device("cpu")
@@ -35,11 +34,10 @@ def computed(log: Path) -> list[int]:
     return sorted(int(line.split()[0]) for line in log.read_text().splitlines())
 
 
-@pytest.mark.parametrize("executor", [here, Processes(2)], ids=["here", "processes"])
-def test_run_stores_draws_and_judges(tmp_path: Path, toy: Experiment, log: Path, executor: Executor) -> None:
+def test_run_stores_draws_and_judges(tmp_path: Path, toy: Experiment, log: Path) -> None:
     heard: list[tuple[int, int]] = []
     store = Store(tmp_path / "results")
-    outcome = run(toy, "quick", store, device=CPU, executor=executor, progress=lambda *now: heard.append(now))
+    outcome = run(toy, "quick", store, device=CPU, progress=lambda *now: heard.append(now))
     assert outcome.holds
     assert computed(log) == list(range(POINTS))
     assert heard == [(done, POINTS) for done in range(0, POINTS + 1, toy.chunk)]
@@ -70,14 +68,13 @@ def test_only_a_damaged_trial_is_computed_again(tmp_path: Path, toy: Experiment,
     assert len(computed(log)) == 1
 
 
-@pytest.mark.parametrize("executor", [here, Processes(2)], ids=["here", "processes"])
 def test_a_failing_trial_stops_no_other(
-    tmp_path: Path, toy: Experiment, log: Path, executor: Executor, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, toy: Experiment, log: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("TOY_FAIL", "3")
     store = Store(tmp_path / "results")
     with pytest.raises(ExperimentError, match=r"'toy' at x=2; x=3 raised ZeroDivisionError: as asked"):
-        run(toy, "quick", store, device=CPU, executor=executor)
+        run(toy, "quick", store, device=CPU)
     assert "in _square" in (store.root / "toy" / "failure.txt").read_text()
     assert len(list(store.root.rglob("*.npz"))) == POINTS - toy.chunk
     monkeypatch.delenv("TOY_FAIL")
@@ -86,14 +83,24 @@ def test_a_failing_trial_stops_no_other(
     assert computed(log) == [2, 3]
 
 
-def test_a_killed_worker_costs_only_its_trial(tmp_path: Path, toy: Experiment, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("TOY_DIE", str(POINTS - 1))
-    store = Store(tmp_path / "results")
-    with pytest.raises(LazyscopeError, match="worker process was killed"):
-        run(toy, "quick", store, device=CPU, executor=Processes(2))
-    assert len(list(store.root.rglob("*.npz"))) >= POINTS - 2 * toy.chunk
-    monkeypatch.delenv("TOY_DIE")
-    assert run(toy, "quick", store, device=CPU).holds
+def test_several_experiments_are_one_sweep(tmp_path: Path, toy: Experiment, log: Path) -> None:
+    other = dataclasses.replace(toy, name="other")
+    wrong = dataclasses.replace(toy, name="wrong", grid=lambda scale: [])
+    failing = dataclasses.replace(toy, name="failing", trial=bad_count)
+    heard: list[tuple[str, int, int]] = []
+    ended = run_all(
+        [toy, wrong, failing, other, toy],
+        "quick",
+        Store(tmp_path),
+        device=CPU,
+        progress=lambda experiment, *now: heard.append((experiment.name, *now)),
+    )
+    assert [type(one) for one in ended] == [Outcome, ExperimentError, ExperimentError, Outcome, Outcome]
+    assert ended[0] == ended[4]
+    assert "empty" in str(ended[1])
+    assert "1 results for 2 points" in str(ended[2])
+    assert computed(log) == sorted(2 * list(range(POINTS))), "once for each name"
+    assert heard[-1] == ("other", POINTS, POINTS)
 
 
 def bad_count(points: list[Params], device: torch.device) -> list[Result]:

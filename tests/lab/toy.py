@@ -20,6 +20,11 @@ from lazyscope.lab.style import panels
 POINTS = 12
 
 
+def tell(settings: dict[str, str]) -> None:
+    """Change the environment of the process that this runs in, which may be a worker's."""
+    os.environ.update(settings)
+
+
 def grid(scale: str) -> list[Params]:
     return [{"x": x} for x in range(POINTS if scale == "quick" else 2 * POINTS)]
 

@@ -13,11 +13,12 @@ import hashlib
 import importlib.util
 import inspect
 from collections.abc import Iterable
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
 from lazyscope.errors import ExperimentError
-from lazyscope.lab.experiment import Experiment
+from lazyscope.lab.experiment import Experiment, Measure
 
 _LAB = "lazyscope.lab"
 _VIEWS = {"figure", "claims", "grid", "EXPERIMENT"}
@@ -26,15 +27,27 @@ _VIEWS = {"figure", "claims", "grid", "EXPERIMENT"}
 
 def fingerprint(experiment: Experiment) -> str:
     """A short hash that changes when, and only when, what the trials compute may have changed."""
-    trial = experiment.trial
+    return code_behind(experiment.trial, experiment.name).fingerprint
+
+
+@dataclass(frozen=True)
+class Code:
+    """The code behind a trial: its hash, and the file of every module that counts in it."""
+
+    fingerprint: str
+    files: dict[str, Path]
+
+
+def code_behind(trial: Measure, experiment: str) -> Code:
+    """What the trial of this experiment computes, as it stands on the disk."""
     while isinstance(trial, partial):
         trial = trial.func
     file = inspect.getsourcefile(trial)
     if file is None:
-        raise ExperimentError(f"The trial of '{experiment.name}' has no source file; define it in a module.")
+        raise ExperimentError(f"The trial of '{experiment}' has no source file; define it in a module.")
     own = _reached(_tree(Path(file)), trial.__name__)
-    texts = [ast.unparse(node) for node in own]
     modules: dict[str, str] = {}
+    files = {trial.__module__: Path(file)}
     packages = {"lazyscope", trial.__module__.partition(".")[0]}
     waiting = _imports(own, packages)
     while waiting:
@@ -45,10 +58,10 @@ def fingerprint(experiment: Experiment) -> str:
         tree = _tree(path)
         if any("EXPERIMENT" in _bound(statement) for statement in tree.body):
             tree.body = [statement for statement in tree.body if not _bound(statement) & _VIEWS]
-        modules[name] = ast.unparse(tree)
+        modules[name], files[name] = ast.unparse(tree), path
         waiting |= _imports([tree], packages)
-    texts += [f"{name}\n{modules[name]}" for name in sorted(modules)]
-    return hashlib.sha256("\n".join(texts).encode()).hexdigest()[:16]
+    texts = [ast.unparse(node) for node in own] + [f"{name}\n{modules[name]}" for name in sorted(modules)]
+    return Code(hashlib.sha256("\n".join(texts).encode()).hexdigest()[:16], files)
 
 
 def _reached(tree: ast.Module, root: str) -> list[ast.stmt]:

@@ -1,36 +1,43 @@
-"""Where trials run: in this process, or in worker processes that write their own results."""
+"""What runs: one call of a trial on a chunk of points. It is measured somewhere, and stored here."""
 
 from __future__ import annotations
 
-import multiprocessing
-import os
-import signal
-import threading
+import json
+import shutil
 import time
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor, as_completed
-from concurrent.futures.process import BrokenProcessPool
-from contextlib import contextmanager
+from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass
-from multiprocessing.connection import Connection
+from pathlib import Path
 from typing import TypeAlias
 
-import scipy.linalg  # noqa: F401  # loads SciPy's BLAS, so that a worker can tame it
 import torch
-from threadpoolctl import threadpool_limits
 
-from lazyscope.errors import ExperimentError, LazyscopeError
-from lazyscope.lab.experiment import Params, Result, Trial
+from lazyscope.errors import ExperimentError
+from lazyscope.lab.experiment import Measure, Params, Result, Trial
+from lazyscope.lab.provenance import place
 from lazyscope.lab.scratch import lent
 from lazyscope.lab.store import Key, Record, Store
 
 
 @dataclass(frozen=True)
+class Measured:
+    """What a chunk came to: one result a point, in order, the seconds of each, and what computed them."""
+
+    results: list[Result]
+    seconds: float
+    place: Mapping[str, str]
+
+
+@dataclass(frozen=True)
 class Task:
-    """One call of `trial` on a chunk of grid points; running it stores every result."""
+    """One call of `trial` on a chunk of grid points.
+
+    Measuring and storing are two steps, since they may happen on two machines: only the process that asked for the
+    trials writes to the store, so that no result is counted twice, whatever was computed twice.
+    """
 
     experiment: str
-    trial: Callable[[list[Params], torch.device], list[Result]]
+    trial: Measure
     points: list[Params]
     device: torch.device
     code: str
@@ -38,30 +45,42 @@ class Task:
     provenance: Mapping[str, str]
 
     def run(self) -> None:
-        """Measure the chunk and store each of its trials; the time is shared out evenly among them.
+        """Measure the chunk and store each of its trials."""
+        self.keep(self.measure(self.scratch))
 
-        Meanwhile the trial has a folder, `scratch()`, which a run after a kill finds as it was.
+    @property
+    def scratch(self) -> Path:
+        """The chunk's own folder until it is stored; another cut of the grid finds nothing of it."""
+        return self.store.scratch(Key(self.experiment, {"points": json.dumps(self.points)}, self.code))
+
+    def measure(self, folder: Path) -> Measured:
+        """Measure the chunk; the time is shared out evenly among its points.
+
+        Meanwhile the trial has the folder as `scratch()`; in the store's own, a run after a kill finds it as it was.
         """
-        with lent(self.store.scratch(Key(self.experiment, self.points[0], self.code))):
-            self._measure()
-
-    def _measure(self) -> None:
         start = time.perf_counter()
-        results = self.trial(self.points, self.device)
+        with lent(folder):
+            results = self.trial(self.points, self.device)
         seconds = (time.perf_counter() - start) / len(self.points)
         if len(results) != len(self.points):
             raise ExperimentError(
                 f"The trial of '{self.experiment}' returned {len(results)} results for "
                 f"{len(self.points)} points; return one a point, in the same order."
             )
-        for point, result in zip(self.points, results, strict=True):
-            record = Record(Trial(point, result), seconds, self.provenance)
+        return Measured(results, seconds, place(self.device))
+
+    def keep(self, measured: Measured) -> None:
+        """Store each trial of the chunk by itself; then what was needed to come back to it may go."""
+        origin = {**self.provenance, **measured.place}
+        for point, result in zip(self.points, measured.results, strict=True):
+            record = Record(Trial(point, result), measured.seconds, origin)
             self.store.write(Key(self.experiment, point, self.code), record)
+        shutil.rmtree(self.scratch, ignore_errors=True)
 
 
 Ended: TypeAlias = Generator[tuple[Task, Exception | None], None, None]
 Executor: TypeAlias = Callable[[Sequence[Task]], Ended]
-"""Runs tasks and yields each as it ends, in any order, with what it raised."""
+"""Runs tasks and yields each as it is stored, in any order, with what it raised; it may cut chunks to its size."""
 
 
 def here(tasks: Sequence[Task]) -> Ended:
@@ -73,68 +92,3 @@ def here(tasks: Sequence[Task]) -> Ended:
             yield task, error
         else:
             yield task, None
-
-
-@dataclass(frozen=True)
-class Processes:
-    """Run the tasks in `workers` fresh processes of one torch thread each.
-
-    Every worker holds the reading end of one pipe, the lifeline, whose writing end is here alone. When this
-    process ends, in whatever way, SIGKILL included, the pipe closes and the workers go with it.
-    """
-
-    workers: int
-
-    def __call__(self, tasks: Sequence[Task]) -> Ended:
-        """Yield each task as it ends, in any order."""
-        if not tasks:
-            return
-        context = multiprocessing.get_context("spawn")  # a forked child of a process with threads may hang
-        reader, writer = context.Pipe(duplex=False)
-        pool = ProcessPoolExecutor(min(self.workers, len(tasks)), context, _start_worker, (reader,))
-        try:
-            with _deaf_to_interrupts():
-                futures = {pool.submit(task.run): task for task in tasks}
-            for future in as_completed(futures):
-                error = future.exception()
-                if isinstance(error, BrokenProcessPool):
-                    raise LazyscopeError(
-                        "A worker process was killed, perhaps for want of memory; every finished trial is "
-                        "stored: run the same command again, with fewer --workers if memory ran out."
-                    ) from error
-                if error is not None and not isinstance(error, Exception):
-                    raise error
-                yield futures[future], error
-            pool.shutdown()
-        finally:
-            writer.close()
-            pool.shutdown(cancel_futures=True)
-            reader.close()
-
-
-@contextmanager
-def _deaf_to_interrupts() -> Iterator[None]:
-    """Start workers that leave Ctrl-C to this process: what it ignores while it starts them, they ignore for good.
-
-    Only the main thread may say so; started from another one, workers complain while they die, but die.
-    """
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, before)
-
-
-def _start_worker(lifeline: Connection) -> None:
-    """Prepare a worker: one thread, and its parent's life is its own."""
-    torch.set_num_threads(1)
-    threadpool_limits(1)  # the same for NumPy's and SciPy's own BLAS
-    threading.Thread(target=_follow, args=(lifeline,), daemon=True).start()
-
-
-def _follow(lifeline: Connection) -> None:
-    lifeline.poll(None)  # nothing is ever sent: it returns when the other end is closed
-    os._exit(1)

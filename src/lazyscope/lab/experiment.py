@@ -22,6 +22,9 @@ Params: TypeAlias = dict[str, int | float | str | bool]
 Result: TypeAlias = dict[str, np.ndarray | float | int | str]
 """What one trial measured."""
 
+Measure: TypeAlias = Callable[[list[Params], torch.device], list[Result]]
+"""What `trial` is: points in, one result a point out, in the same order."""
+
 SCALES = ("quick", "paper")
 """`paper` is the source's own size; `quick` is the same experiment shrunk to seconds on two cores."""
 
@@ -106,7 +109,7 @@ class Experiment:
     title: str
     cost: dict[str, str]
     grid: Callable[[str], list[Params]]
-    trial: Callable[[list[Params], torch.device], list[Result]]
+    trial: Measure
     figure: Callable[[Trials], Figure]
     claims: Callable[[Trials], list[Claim]]
     chunk: int = 1

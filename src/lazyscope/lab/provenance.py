@@ -9,6 +9,7 @@ import shlex
 import subprocess
 import sys
 from datetime import UTC, datetime
+from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
@@ -26,17 +27,20 @@ def choose_device(name: str) -> torch.device:
     return torch.device(name)
 
 
-def provenance(device: torch.device) -> dict[str, str]:
-    """Everything needed to run it again, as text."""
+def provenance() -> dict[str, str]:
+    """What was asked for, by which code and when, as text; with `place`, everything needed to run it again."""
     return {
         "command": shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]]),
         "commit": _commit(),
         "lazyscope": _version(),
-        "torch": torch.__version__,
-        "python": platform.python_version(),
-        "device": _device_name(device),
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
     }
+
+
+@cache
+def place(device: torch.device) -> dict[str, str]:
+    """What computes here: a trial may run in another process, or on another machine, than the one that asked."""
+    return {"torch": torch.__version__, "python": platform.python_version(), "device": _device_name(device)}
 
 
 def _version() -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import closing
 from pathlib import Path
 
@@ -34,30 +34,94 @@ def run(
     A trial that raises stops no other one: all that can be measured is stored before the error is reported.
     `progress` hears how many trials of how many are stored.
     """
-    points = _points(experiment, scale)
-    code = fingerprint(experiment)
-    store.check(experiment.name)
-    missing = [point for point in points if store.read(Key(experiment.name, point, code)) is None]
-    origin = provenance(device)
-    tasks = [
-        Task(experiment.name, experiment.trial, missing[i : i + experiment.chunk], device, code, store, origin)
-        for i in range(0, len(missing), experiment.chunk)
-    ]
-    done = len(points) - len(missing)
-    progress(done, len(points))
-    failures: list[tuple[Task, Exception]] = []
-    with closing(executor(tasks)) as ended:  # closed at once, whatever happens: no worker outlives this block
-        for task, error in ended:
+    (ended,) = run_all(
+        [experiment], scale, store, device=device, executor=executor, progress=lambda _, *now: progress(*now)
+    )
+    if isinstance(ended, ExperimentError):
+        raise ended
+    return ended
+
+
+def run_all(
+    experiments: Sequence[Experiment],
+    scale: str,
+    store: Store,
+    *,
+    device: torch.device,
+    executor: Executor = here,
+    progress: Callable[[Experiment, int, int], None] = lambda experiment, done, total: None,
+) -> list[Outcome | ExperimentError]:
+    """Run several experiments as one sweep: each is drawn and judged as its last trial ends, while others go on.
+
+    So workers never wait for a figure, nor for the slowest trial of one experiment. What fails in one is its outcome.
+    """
+    plans = [_Plan(experiment, scale, store, device) for experiment in experiments]
+    tasks = {plan.key: plan.tasks for plan in plans}  # the same one named twice is measured once
+    ended: dict[tuple[str, str], Outcome | ExperimentError] = {}
+
+    def advance(plan: _Plan) -> None:
+        progress(plan.experiment, plan.done, len(plan.points))
+        if plan.remaining == 0:
+            ended[plan.key] = plan.outcome()
+
+    for plan in plans:
+        advance(plan)
+    with closing(executor([task for several in tasks.values() for task in several])) as stream:
+        for task, error in stream:  # closed at once, whatever happens: no work outlives this block
             if isinstance(error, StoreError):  # no other trial could be stored either
                 raise error
-            if error is not None:
-                failures.append((task, error))
-            else:
-                done += len(task.points)
-                progress(done, len(points))
-    if failures:
-        raise _failure(experiment, failures, store) from failures[0][1]
-    return _evaluate(experiment, scale, store, code)  # the code that ran, even if its file has changed since
+            for plan in plans:
+                if plan.key == (task.experiment, task.code):
+                    plan.settle(task, error)
+                    advance(plan)
+    return [ended[plan.key] for plan in plans]
+
+
+class _Plan:
+    """What one experiment still needs, and what has come of it; a wrong declaration is an outcome of its own."""
+
+    def __init__(self, experiment: Experiment, scale: str, store: Store, device: torch.device) -> None:
+        self.experiment, self._scale, self._store = experiment, scale, store
+        self.points: list[Params] = []
+        self.tasks: list[Task] = []
+        self._code, self._refused = "", None
+        self._failures: list[tuple[Task, Exception]] = []
+        try:
+            self.points = _points(experiment, scale)
+            self._code = fingerprint(experiment)
+        except ExperimentError as error:
+            self._refused = error
+            self.key, self.done, self.remaining = (experiment.name, ""), 0, 0
+            return
+        store.check(experiment.name)
+        missing = [point for point in self.points if store.read(Key(experiment.name, point, self._code)) is None]
+        origin, store = provenance(), Store(store.root.absolute())  # tasks may be measured in other folders
+        self.tasks = [
+            Task(
+                experiment.name, experiment.trial, missing[i : i + experiment.chunk], device, self._code, store, origin
+            )
+            for i in range(0, len(missing), experiment.chunk)
+        ]
+        self.key = (experiment.name, self._code)
+        self.done, self.remaining = len(self.points) - len(missing), len(missing)
+
+    def settle(self, task: Task, error: Exception | None) -> None:
+        """A task has ended, stored or not."""
+        self.remaining -= len(task.points)
+        if error is None:
+            self.done += len(task.points)
+        else:
+            self._failures.append((task, error))
+
+    def outcome(self) -> Outcome | ExperimentError:
+        """Figure and claims from the code that ran, even if its file has changed since; or what went wrong."""
+        if self._refused is not None:
+            return self._refused
+        if self._failures:
+            failure = _failure(self.experiment, self._failures, self._store)
+            failure.__cause__ = self._failures[0][1]
+            return failure
+        return _evaluate(self.experiment, self._scale, self._store, self._code)
 
 
 def evaluate(experiment: Experiment, scale: str, store: Store) -> Outcome:

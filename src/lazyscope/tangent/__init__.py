@@ -5,14 +5,17 @@ from lazyscope.tangent.kernel import tangent_kernel
 from lazyscope.tangent.limit import limit_kernel
 from lazyscope.tangent.limit_convolution import limit_kernel_convolution
 from lazyscope.tangent.operator import TangentOperator
+from lazyscope.tangent.regression import Regression, kernel_regression
 from lazyscope.tangent.spectrum import Spectrum, layer_spectra, spectrum
 from lazyscope.tangent.tiles import KernelTiles, open_tangent_kernel, tangent_kernel_to_zarr
 
 __all__ = [
     "JacobianOperator",
     "KernelTiles",
+    "Regression",
     "Spectrum",
     "TangentOperator",
+    "kernel_regression",
     "layer_spectra",
     "limit_kernel",
     "limit_kernel_convolution",

@@ -146,12 +146,13 @@ def _count(x: Inputs) -> int:
     return len(flatten(x)[1][0])
 
 
-_TRACES: weakref.WeakKeyDictionary[Model, dict[Any, fx.GraphModule]] = weakref.WeakKeyDictionary()
-"""Graphs by model and kind of input: tracing takes longer than a small kernel."""
+_TRACES: weakref.WeakKeyDictionary[Any, dict[Any, fx.GraphModule]] = weakref.WeakKeyDictionary()
+"""Graphs by the model's function and kind of input: tracing takes longer than a small kernel, and is the same for all
+weights, `model.at(w)`."""
 
 
 def _traced(model: Model, x: Inputs) -> fx.GraphModule:
-    known = _TRACES.setdefault(model, {})
+    known = _TRACES.setdefault(model._forward, {})
     kind = key(model, x)
     if kind not in known:
         known[kind] = trace(model, x)

@@ -12,6 +12,7 @@ import json
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from operator import methodcaller
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -22,13 +23,12 @@ from torch import Tensor, nn
 
 from lazyscope._typing import Inputs
 from lazyscope.errors import InputError, LazyscopeError, ModelError, StoreError
-from lazyscope.linalg.eigen import Eigenpairs, top_eigenpairs
-from lazyscope.linalg.operator import Symmetric
+from lazyscope.linalg.eigen import Eigenpairs
 from lazyscope.linalg.solve import Solution, conjugate_gradients
 from lazyscope.model.base import Model
 from lazyscope.model.jacobian import Batches
+from lazyscope.tangent.blocked import TiledMatrix, block_eigenpairs
 from lazyscope.tangent.kernel import tangent_kernel
-from lazyscope.tangent.operator import as_matrix
 
 if TYPE_CHECKING:  # they take seconds to import, and few kernels are larger than memory
     import dask.array
@@ -36,6 +36,10 @@ if TYPE_CHECKING:  # they take seconds to import, and few kernels are larger tha
 
 ONE_AT_A_TIME = threading.Lock()
 """A Dask worker may have several threads; torch uses all cores for one tile, and tracing a model is not thread-safe."""
+
+
+_ATTEMPTS = 3
+"""At sending a job whose holders have died."""
 
 
 def tangent_kernel_to_zarr(
@@ -60,16 +64,20 @@ def tangent_kernel_to_zarr(
     missing = list(tiles.missing())
     total = tiles.count * (tiles.count + 1) // 2
     progress(total - len(missing), total)
-    for done, _ in enumerate(_here(job, missing) if client is None else _on(client, job, missing), 1):
-        progress(total - len(missing) + done, total)
+    before = total - len(missing)
+    for done, _ in enumerate(_here(job, missing) if client is None else _on(client, job, missing), before + 1):
+        progress(done, total)
     for leftover in job.path.rglob("*.partial"):  # what kills left behind
         leftover.unlink(missing_ok=True)
-    return open_tangent_kernel(path)
+    return open_tangent_kernel(path, client=client)
 
 
-def open_tangent_kernel(path: str | Path) -> KernelTiles:
-    """A kernel written by `tangent_kernel_to_zarr`; refuses one that is not complete."""
-    tiles = KernelTiles(Path(path).resolve())
+def open_tangent_kernel(path: str | Path, *, client: distributed.Client | None = None) -> KernelTiles:
+    """A kernel written by `tangent_kernel_to_zarr`; refuses one that is not complete.
+
+    With a Dask client, whose workers must see the same path, its products, solutions and eigenpairs are computed there.
+    """
+    tiles = KernelTiles(Path(path).resolve(), client)
     if missing := sum(1 for _ in tiles.missing()):
         raise StoreError(
             f"{missing} tiles of {path} are not written yet; run tangent_kernel_to_zarr with the same model and data"
@@ -84,7 +92,7 @@ class KernelTiles:
     `matrix` is its (nk × nk) view for linear algebra, an operator that reads tile by tile.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, client: distributed.Client | None = None) -> None:
         zarr = _zarr()
         try:
             array = zarr.open_array(path, mode="r")
@@ -93,11 +101,14 @@ class KernelTiles:
             raise StoreError(
                 f"{path} holds no tangent kernel ({error}); write one with tangent_kernel_to_zarr."
             ) from error
-        self.path, self.array = path, array
+        self.path, self.array, self.client = path, array, client
         self.shape: tuple[int, ...] = tuple(array.shape)
         self.dtype: np.dtype[Any] = array.dtype
         self.tile = int(array.chunks[0])
         self.count = -(-self.shape[0] // self.tile)
+
+    def __reduce__(self) -> tuple[type[KernelTiles], tuple[Path]]:
+        return KernelTiles, (self.path,)  # elsewhere, without the client
 
     def __getitem__(self, selection: Any) -> np.ndarray:
         return np.asarray(self.array[selection])
@@ -107,6 +118,10 @@ class KernelTiles:
 
     def __repr__(self) -> str:
         return f"KernelTiles({str(self.path)!r}, shape={self.shape}, dtype={self.dtype}, tile={self.tile})"
+
+    def differences(self, recipe: dict[str, str | int | list[float]]) -> list[str]:
+        """In what a model and its data differ from those that this kernel was made from."""
+        return [name for name, value in recipe.items() if not _agree(self.recipe.get(name), value)]
 
     def rows(self, index: int) -> slice:
         """The points of one row of tiles."""
@@ -138,38 +153,21 @@ class KernelTiles:
     @property
     def matrix(self) -> TiledMatrix:
         """The (nk × nk) view."""
-        return TiledMatrix(self)
+        return TiledMatrix(self, self.client)
+
+    @property
+    def trace(self) -> float:
+        """tr K, of the (nk × nk) matrix, from the tiles on the diagonal."""
+        blocks = (self[self.rows(i), self.rows(i)] for i in range(self.count))
+        return float(sum(np.einsum("iiaa->", block, dtype=np.float64) for block in blocks))
 
     def solve(self, y: Tensor, *, shift: float = 0.0, tolerance: float | None = None) -> Solution:
         """c with (K + shift·I)c = y, by conjugate gradients from the tiles; y is a vector of nk numbers, or columns."""
         return conjugate_gradients(self.matrix, y, shift=shift, tolerance=tolerance)
 
     def top(self, count: int, *, tolerance: float | None = None, seed: int = 0) -> Eigenpairs:
-        """The `count` largest eigenpairs, by Lanczos from the tiles."""
-        return top_eigenpairs(self.matrix, count, tolerance=tolerance, seed=seed)
-
-
-class TiledMatrix(Symmetric):
-    """A kernel on disk as an (nk × nk) operator on the CPU: a product reads each tile of the upper triangle once."""
-
-    def __init__(self, tiles: KernelTiles) -> None:
-        self._tiles = tiles
-        n, _, k, _ = tiles.shape
-        self.shape = (n * k, n * k)
-        self.dtype = torch.from_numpy(np.empty(0, tiles.dtype)).dtype
-        self.device = torch.device("cpu")
-
-    def matmat(self, u: Float[Tensor, "columns m"]) -> Float[Tensor, "rows m"]:
-        k = self._tiles.shape[2]
-        out = torch.zeros(u.shape, dtype=torch.float64)
-        for i, j in self._tiles.upper():
-            rows, columns = self._tiles.rows(i), self._tiles.rows(j)
-            block = as_matrix(torch.from_numpy(self._tiles[rows, columns]))
-            at, to = (slice(k * part.start, k * part.stop) for part in (columns, rows))
-            out[to] += block @ u[at]
-            if i != j:
-                out[at] += block.T @ u[to]
-        return out.to(u.dtype)
+        """The `count` largest eigenpairs, by block Lanczos from the tiles, which are read some ten times."""
+        return block_eigenpairs(self.matrix, count, tolerance=tolerance, seed=seed)
 
 
 @dataclass(frozen=True)
@@ -183,7 +181,7 @@ class Job:
 
     def prepare(self) -> KernelTiles:
         """Create the array, or find the one that this very job began."""
-        recipe, (n, k), tile = self._recipe(), self._shape(), self.batches.size
+        recipe, (n, k), tile = self.recipe(), self._shape(), self.batches.size
         if not (self.path / "zarr.json").exists():
             self._check_empty()
             _zarr().create_array(
@@ -197,8 +195,7 @@ class Job:
                 attributes={"lazyscope": recipe},
             )
         tiles = KernelTiles(self.path)
-        differing = [name for name, value in recipe.items() if not _agree(tiles.recipe.get(name), value)]
-        if differing:
+        if differing := tiles.differences(recipe):
             raise StoreError(
                 f"{self.path} holds a kernel of other {' and '.join(differing)}; choose another path, or remove"
                 " that folder first."
@@ -231,7 +228,7 @@ class Job:
         with torch.no_grad():
             return self.batches.n, self.model(self.batches[slice(1)]).numel()
 
-    def _recipe(self) -> dict[str, str | int | list[float]]:
+    def recipe(self) -> dict[str, str | int | list[float]]:
         """What makes a kernel this one. Code cannot be hashed: outputs at three points stand for it, to rounding."""
         with torch.no_grad():
             outputs = self.model(self.batches[slice(3)])
@@ -280,19 +277,31 @@ def _here(job: Job, missing: list[tuple[int, int]]) -> Iterator[None]:
 
 
 def _on(client: distributed.Client, job: Job, missing: list[tuple[int, int]]) -> Iterator[None]:
-    """Compute on a cluster. The results are on disk; what comes back is that they are."""
-    from distributed import KilledWorker, as_completed
+    """Compute on a cluster. The results are on disk; what comes back is that they are.
 
-    (there,) = client.scatter([job], broadcast=True)
-    futures = [client.submit(Job.compute, there, i, j, pure=False) for i, j in missing]
-    try:
-        for future in as_completed(futures):
-            future.result()
-            yield
-    except KilledWorker as error:
-        raise LazyscopeError(
-            "Dask workers died over one tile, perhaps for want of memory; pass a smaller tile or memory, and run the"
-            " same call again: finished tiles are kept."
-        ) from error
-    finally:
-        client.cancel(futures)
+    The functions are the standard library's: a scheduler loads them, and need not have lazyscope.
+    """
+    from distributed import CancelledError, KilledWorker, as_completed
+
+    for _ in range(_ATTEMPTS):
+        (there,) = client.scatter([job], broadcast=True, hash=False)
+        calls = {client.submit(methodcaller("compute", i, j), there, pure=False): (i, j) for i, j in missing}
+        try:
+            for future in as_completed(list(calls), loop=client.loop):
+                future.result()
+                missing.remove(calls[future])
+                yield
+            return
+        except CancelledError:  # all that held the job have died, or the scheduler has: send it again
+            continue
+        except KilledWorker as error:
+            raise LazyscopeError(
+                "Dask workers died over one tile, perhaps for want of memory; pass a smaller tile or memory, and run"
+                " the same call again: finished tiles are kept."
+            ) from error
+        finally:
+            client.cancel(list(calls))
+    raise LazyscopeError(
+        "The Dask cluster lost its workers or its scheduler several times; run the same call again: finished tiles are"
+        " kept."
+    )
