@@ -4,6 +4,7 @@ Every public name stands here; the modules behind it may move.
 """
 
 from lazyscope import errors, loss, theory
+from lazyscope.diagnose.monitor import Monitor
 from lazyscope.flow import (
     Minibatches,
     Status,
@@ -15,6 +16,7 @@ from lazyscope.flow import (
     tangent_flow,
 )
 from lazyscope.flow.conic import conic_descent
+from lazyscope.inspect import Report, inspect
 from lazyscope.model.base import Model
 from lazyscope.model.ensemble import Ensemble
 from lazyscope.model.increment import FallbackWarning
@@ -24,6 +26,7 @@ from lazyscope.problem.sparse import solve_sparse
 from lazyscope.tangent import (
     Spectrum,
     TangentOperator,
+    kernel_regression,
     layer_spectra,
     limit_kernel,
     limit_kernel_convolution,
@@ -43,7 +46,9 @@ __all__ = [
     "Linearised",
     "Minibatches",
     "Model",
+    "Monitor",
     "RelativeScale",
+    "Report",
     "Scaled",
     "Spectrum",
     "Status",
@@ -57,6 +62,8 @@ __all__ = [
     "errors",
     "gradient_descent",
     "gradient_flow",
+    "inspect",
+    "kernel_regression",
     "layer_spectra",
     "limit_kernel",
     "limit_kernel_convolution",

@@ -1,6 +1,6 @@
 """Linear algebra on operators that are known by their products alone: it knows no networks."""
 
-from lazyscope.linalg.density import SpectralDensity, spectral_density
+from lazyscope.linalg.density import SpectralDensity, spectral_density, spectral_measure
 from lazyscope.linalg.eigen import Eigenpairs, eigenpairs, operator_norm, top_eigenpairs
 from lazyscope.linalg.operator import Dense, Operator, Symmetric
 from lazyscope.linalg.solve import Solution, conjugate_gradients
@@ -18,6 +18,7 @@ __all__ = [
     "eigenpairs",
     "operator_norm",
     "spectral_density",
+    "spectral_measure",
     "top_eigenpairs",
     "trace",
 ]

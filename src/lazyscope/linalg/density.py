@@ -56,8 +56,24 @@ def spectral_density(operator: Symmetric, *, probes: int = 10, steps: int = 60, 
     float64 and orthogonalised in full, twice: without it Lanczos finds copies of the large eigenvalues.
     """
     size = operator.shape[0]
+    nodes, weights = _quadrature(operator, signs(size, probes, seed, operator).double() / math.sqrt(size), steps)
+    return SpectralDensity(nodes, weights * size, size)
+
+
+def spectral_measure(operator: Symmetric, vector: Float[Tensor, " N"], *, steps: int = 60) -> SpectralDensity:
+    """Σ_i (vᵢᵀb)² δ(λᵢ), how a vector b spreads over the eigenvalues, by Lanczos from b: ∫ f dφ = bᵀf(K)b.
+
+    One probe, so no standard errors; exact once `steps` reaches the number of distinct eigenvalues that b has parts in.
+    """
+    mass = float(vector.double().square().sum())
+    nodes, weights = _quadrature(operator, (vector.double() / math.sqrt(mass))[:, None], steps)
+    return SpectralDensity(nodes, weights * mass, operator.shape[0])
+
+
+def _quadrature(operator: Symmetric, z: Float[Tensor, "N probes"], steps: int) -> tuple[Tensor, Tensor]:
+    """The Gauss nodes and weights of the spectral measure of each unit column, (probes, steps)."""
+    size, probes = z.shape
     steps = min(steps, size)
-    z = signs(size, probes, seed, operator).double() / math.sqrt(size)
     basis = z.new_zeros(steps, size, probes)
     diagonal, beside = z.new_zeros(probes, steps), z.new_zeros(probes, steps)
     scale = z.new_zeros(probes)
@@ -78,4 +94,4 @@ def spectral_density(operator: Symmetric, *, probes: int = 10, steps: int = 60, 
     for offset in (1, -1):
         tridiagonal = tridiagonal + torch.diag_embed(beside[:, :-1], offset)
     nodes, vectors = torch.linalg.eigh(tridiagonal.cpu())
-    return SpectralDensity(nodes, vectors[:, 0].square() * size, size)
+    return nodes, vectors[:, 0].square()

@@ -12,7 +12,7 @@ from lazyscope.model.increment.base import LINEAR, Number, Pair, Scale, base_of,
 # Operations whose numeric arguments are shapes, indices or weights, never values added to the result.
 LINEAR.update(
     operations(
-        *"""view _unsafe_view reshape _reshape_alias permute transpose t expand squeeze unsqueeze select slice
+        *"""reshape _reshape_alias permute transpose t expand squeeze unsqueeze select slice
         alias clone contiguous detach lift_fresh lift_fresh_copy _to_copy flip roll repeat narrow unfold as_strided
         view_copy permute_copy transpose_copy t_copy expand_copy squeeze_copy unsqueeze_copy select_copy slice_copy
         cat stack split split_with_sizes unbind chunk diagonal diag_embed tril triu neg positive
@@ -56,6 +56,11 @@ def _signed_sum(out: Tensor, a: Any, b: Any, factor: Number) -> Any:
     if isinstance(a, Pair):
         return a.delta.to(out.dtype).expand_as(out)
     return (b.delta if factor == 1 else b.delta * factor).to(out.dtype).expand_as(out)
+
+
+@rule("view.default", "_unsafe_view.default")
+def _view(scale: Scale, out: Tensor, a: Pair, shape: list[int]) -> Tensor:
+    return a.delta.reshape(out.shape)  # Δ may lie otherwise in memory than its base, of which a view was possible
 
 
 @rule("copy.default")

@@ -68,6 +68,7 @@ def capture(function: Callable[..., Tensor], leaves: Sequence[Tensor], moving: i
             ) from error
         raise
     _refuse_side_effects(module.graph, state)
+    _drop_copies(module.graph)
     module.graph.eliminate_dead_code()
     module.recompile()
     return module
@@ -112,6 +113,20 @@ def _refuse_side_effects(graph: fx.Graph, state: int) -> None:
                 )
             node.replace_all_uses_with(node.args[1])
             graph.erase_node(node)
+
+
+def _drop_copies(graph: fx.Graph) -> None:
+    """copy(a, b) is b where both are alike; derivatives inside a forward leave many, and vmap has no rule for them."""
+    for node in list(graph.nodes):
+        if node.target is torch.ops.aten.copy.default:
+            there, source = (each.meta.get("val") if isinstance(each, fx.Node) else None for each in node.args[:2])
+            if isinstance(there, Tensor) and isinstance(source, Tensor) and _alike(there, source):
+                node.replace_all_uses_with(node.args[1])
+                graph.erase_node(node)
+
+
+def _alike(a: Tensor, b: Tensor) -> bool:
+    return a.shape == b.shape and a.dtype == b.dtype and a.device == b.device
 
 
 def _moves(node: fx.Node, moving: set[fx.Node]) -> bool:

@@ -1,0 +1,62 @@
+"""D²h(w₀) by central differences, for forwards of which torch has no second derivative (SiLU, group-norm, LSTM, …)."""
+
+from __future__ import annotations
+
+from typing import final
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from lazyscope._typing import Inputs
+from lazyscope.linalg.bilinear import Bilinear
+from lazyscope.model.base import Model, flatten, unflatten
+from lazyscope.model.jacobian import JacobianOperator
+
+STEP = 1e-4
+"""In float64, along unit vectors: the difference errs by STEP² of the fourth derivative, rounding by 10⁻¹⁶/STEP²."""
+
+
+@final
+class Differences(Bilinear):
+    """B(u, v) from four values of h, B(u, ·)ᵀg from two gradients, in float64 whatever the model's dtype.
+
+    Rows and columns are those of `SecondDerivative`, its twin.
+    """
+
+    def __init__(self, model: Model, x: Inputs, *, batch: int = 512) -> None:
+        self._model = model.double()
+        keys, leaves = flatten(x)
+        self._x = unflatten(keys, [leaf.double() if leaf.is_floating_point() else leaf for leaf in leaves])
+        self._batch = batch
+        jacobian = JacobianOperator(self._model, self._x, batch=batch)
+        self._batches = jacobian.batches
+        self.shape, self.dtype, self.device = jacobian.shape, jacobian.dtype, jacobian.device
+        self._start = torch.cat([w.flatten() for w in self._model.params.values()])
+
+    def pair(self, u: Float[Tensor, "s p"], v: Float[Tensor, "s p"]) -> Float[Tensor, "s N"]:
+        return torch.stack([self._second(a, b) for a, b in zip(u, v, strict=True)])
+
+    def contract(self, g: Float[Tensor, "s N"], u: Float[Tensor, "s p"]) -> Float[Tensor, "s p"]:
+        return torch.stack([self._slope(a, b) for a, b in zip(g, u, strict=True)])
+
+    def _second(self, u: Tensor, v: Tensor) -> Tensor:
+        values = [self._values(STEP * (i * u + j * v)) * (i * j) for i in (1, -1) for j in (1, -1)]
+        return torch.stack(values).sum(0) / (4 * STEP**2)
+
+    def _slope(self, g: Tensor, u: Tensor) -> Tensor:
+        there, back = (self._jacobian(sign * STEP * u).rmatvec(g) for sign in (1, -1))
+        return (there - back) / (2 * STEP)
+
+    @torch.no_grad()
+    def _values(self, move: Tensor) -> Tensor:
+        w = self._at(move).params
+        return torch.cat([self._model(x, w).flatten() for x in self._batches])
+
+    def _jacobian(self, move: Tensor) -> JacobianOperator:
+        return JacobianOperator(self._at(move), self._x, batch=self._batch)
+
+    def _at(self, move: Tensor) -> Model:
+        parts = (self._start + move).split([w.numel() for w in self._model.params.values()])
+        named = zip(self._model.params.items(), parts, strict=True)
+        return self._model.at({name: part.view_as(w) for (name, w), part in named})

@@ -1,0 +1,137 @@
+"""What the command line is given: `package.module:factory` and data, by name or as a file."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from lazyscope._typing import Inputs
+from lazyscope.data.cifar10 import cifar10
+from lazyscope.data.digits import digits
+from lazyscope.errors import DataError, InputError, LazyscopeError, ModelError
+from lazyscope.loss import CrossEntropy, Loss, Square
+from lazyscope.model.base import Model, flatten, unflatten
+
+IMAGES = 2000
+"""Images taken from CIFAR-10, of which the inspection draws what fits."""
+
+DATA: dict[str, Callable[[int], tuple[Tensor, Tensor]]] = {
+    "digits": lambda seed: digits(seed=seed),
+    "cifar10": lambda seed: cifar10("train", n=IMAGES, seed=seed),
+}
+
+LOSSES: dict[str, Loss | None] = {"auto": None, "square": Square(), "cross-entropy": CrossEntropy()}
+
+
+class Brought(NamedTuple):
+    """A module with data for it, and a loss if the factory names one."""
+
+    net: nn.Module | Model
+    x: Inputs
+    y: Tensor
+    loss: Loss | None
+
+
+def bring(address: str, data: str | None, device: torch.device, *, evaluation: bool, seed: int) -> Brought:
+    """Calls the factory, after seeding torch, and fetches the data.
+
+    The factory returns a module, or (module, x, y), or (module, x, y, loss). Data that are named replace its own.
+    `evaluation` calls `net.eval()`: batch-norm then takes its running statistics, and dropout is off.
+    """
+    torch.manual_seed(seed)
+    made = _made(address)
+    net, x, y, loss = _parts(address, made)
+    if data is not None:
+        x, y = _data(data, seed)
+    if x is None or y is None:
+        raise InputError(
+            f"'{address}' returns a module without data; name some with --data digits, cifar10 or FILE.npz, or let it"
+            " return (module, x, y)."
+        )
+    if isinstance(net, nn.Module):
+        net = net.eval() if evaluation else net
+        net = net.to(device)
+        dtype = next((p.dtype for p in net.parameters() if p.is_floating_point()), torch.float32)
+    else:
+        net = net.to(device)
+        dtype = next(iter(net.params.values())).dtype
+    if data is not None:  # a file has no opinion about precision
+        keys, leaves = flatten(x)
+        x = unflatten(keys, [leaf.to(dtype) if leaf.is_floating_point() else leaf for leaf in leaves])
+        y = y.to(dtype) if y.is_floating_point() else y
+    return Brought(net, x, y, loss)
+
+
+def _made(address: str) -> Any:
+    module, colon, name = address.partition(":")
+    if not colon or not module or not name:
+        raise ModelError(f"'{address}' names no factory; write package.module:factory.")
+    if (here := str(Path.cwd())) not in sys.path:
+        sys.path.insert(0, here)
+    try:
+        found = getattr(importlib.import_module(module), name)
+    except LazyscopeError:
+        raise
+    except Exception as error:  # the user's own module may raise anything
+        raise ModelError(
+            f"'{address}' cannot be loaded ({_one_line(error)}); write package.module:factory, seen from this folder."
+        ) from error
+    if isinstance(found, nn.Module | Model):
+        return found
+    if not callable(found):
+        raise ModelError(
+            f"'{address}' is a {type(found).__name__}, not a factory; name a function that returns a module."
+        )
+    try:
+        return found()
+    except LazyscopeError:
+        raise
+    except Exception as error:
+        raise ModelError(
+            f"The factory '{address}' failed ({_one_line(error)}); call it in Python to see where."
+        ) from error
+
+
+def _parts(address: str, made: Any) -> tuple[nn.Module | Model, Inputs | None, Tensor | None, Loss | None]:
+    if isinstance(made, nn.Module | Model):
+        return made, None, None, None
+    if isinstance(made, tuple) and len(made) in (3, 4) and isinstance(made[0], nn.Module | Model):
+        net, x, y, *rest = made
+        return net, x, y, rest[0] if rest else None
+    raise ModelError(
+        f"'{address}' returns {type(made).__name__}; let it return a module, (module, x, y) or (module, x, y, loss)."
+    )
+
+
+def _data(name: str, seed: int) -> tuple[Tensor, Tensor]:
+    if name in DATA:
+        return DATA[name](seed)
+    if not name.endswith(".npz"):
+        raise DataError(f"There are no data '{name}'; name {', '.join(DATA)}, or a FILE.npz with arrays x and y.")
+    path = Path(name)
+    if not path.is_file():
+        raise DataError(f"There is no file {path}; write one with numpy.savez(path, x=…, y=…).")
+    try:
+        with np.load(path, allow_pickle=False) as file:  # a pickle could run anything
+            missing = {"x", "y"} - set(file.files)
+            if missing:
+                raise DataError(
+                    f"{path} holds {', '.join(file.files) or 'nothing'}; write it with numpy.savez(path, x=…, y=…)."
+                )
+            return torch.from_numpy(file["x"]), torch.from_numpy(file["y"])
+    except (ValueError, TypeError, OSError, EOFError, zipfile.BadZipFile) as error:
+        raise DataError(
+            f"{path} cannot be read as plain arrays ({_one_line(error)}); write it with numpy.savez(path, x=…, y=…)."
+        ) from error
+
+
+def _one_line(error: Exception) -> str:
+    return " ".join(f"{type(error).__name__}: {error}".split())

@@ -1,0 +1,218 @@
+"""One inspection from the door to the verdict."""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import Any, TypeAlias, final
+
+from lazyscope._typing import Inputs
+from lazyscope.errors import InputError
+from lazyscope.inspect.budget import Budget, Clock
+from lazyscope.inspect.prediction import limits_of, predict
+from lazyscope.inspect.probe import Probe
+from lazyscope.inspect.reading import short
+from lazyscope.inspect.report import About, Report
+from lazyscope.inspect.scale import scale_of
+from lazyscope.inspect.subject import Subject, subject
+from lazyscope.inspect.tangent import Kernel, kernel_of, steepest, tangent_of
+from lazyscope.inspect.training import Course, Plan, Tangents, plan, tangents, train
+from lazyscope.inspect.verdict import judge
+from lazyscope.lab.provenance import place, provenance
+from lazyscope.linalg.threads import threads_for
+from lazyscope.model.increment import FallbackWarning
+from lazyscope.theory.relative_scale import KinkWarning
+
+ALPHAS = (1.0, 10.0, 100.0)
+"""Scales at which the model is trained beside its own, α = 1."""
+
+RETRIES = 2
+"""Times that a training that diverges is tried again, with an eighth of the step."""
+
+Progress: TypeAlias = Callable[[str, float], None]
+"""Told what is being done, and the part of the planned time that is over, from 0 to 1."""
+
+
+def inspect(
+    net: Any,
+    x: Inputs,
+    y: Any,
+    loss: Any = None,
+    *,
+    alphas: Sequence[float | int] = ALPHAS,
+    seconds: float | int = 120,
+    memory: int = 2 << 30,
+    points: int | None = None,
+    steps: int | None = None,
+    seed: int = 0,
+    progress: Progress | None = None,
+) -> Report:
+    """Is this model lazy on these data, why, and what would change it?
+
+    `net` is a module or a `Model`, `y` a tensor of numbers or classes, `loss` one of `lazyscope.loss`; without one,
+    integer targets are classes under cross-entropy and other targets go with the square loss. It takes about `seconds`
+    and `memory` bytes: as many of the points as that bears are drawn by `seed`, unless `points` says how many, and
+    trained as many `steps`, unless given. What was left out is in the report's notes. The model is trained as it is
+    (α = 1 is always among `alphas`) and as h(w₀) + α(h(w) - h(w₀)), by full-batch gradient descent with a quarter of
+    the largest stable step, beside its tangent model. Inputs and targets are moved to the module's device; the module
+    itself is not touched.
+
+    >>> import torch
+    >>> from torch import nn
+    >>> net = nn.Sequential(nn.Linear(3, 64), nn.Tanh(), nn.Linear(64, 1))
+    >>> x = torch.randn(20, 3)
+    >>> report = inspect(net, x, x[:, :1], steps=20, seconds=5)
+    >>> report.n, report.verdict.word in ("lazy", "in between", "feature learning")
+    (20, True)
+    """
+    budget = Budget(seconds, memory, points, steps)
+    scales = _scales(alphas)
+    stages = Stages(Clock(seconds), progress)
+    notes: list[str] = []
+    with _noted(notes):
+        report = _inspected(net, x, y, loss, scales, budget, seed, stages, notes)
+    return replace(report, notes=tuple(dict.fromkeys(notes)))
+
+
+def _inspected(
+    net: Any,
+    x: Inputs,
+    y: Any,
+    loss: Any,
+    scales: Sequence[float],
+    budget: Budget,
+    seed: int,
+    stages: Stages,
+    notes: list[str],
+) -> Report:
+    clock = stages.clock
+    stages.begin("the model and its data", 0.02)
+    studied = subject(net, x, y, loss, budget, seed)
+    notes += studied.notes
+    if studied.n < studied.given:
+        notes.append(
+            f"{studied.n} of the {studied.given} points were drawn (seed {seed}), so that their kernel, of {studied.k}"
+            " outputs each, fits; all measurements are on these. Pass points=… for more."
+        )
+    stages.begin("the tangent kernel", 0.2)
+    kernel = kernel_of(studied, budget, notes)
+    tangent = tangent_of(studied, kernel, clock)
+    # many small steps: a second thread would cost more than it computes, and far more on a busy machine
+    with threads_for(studied.model.n_params + studied.start.numel()):
+        stages.begin("the relative scale", 0.2)
+        scale = scale_of(studied, tangent, clock, seed, notes)
+        stages.begin("the predicted curve", 0.05)
+        prediction = predict(studied, kernel, tangent)
+        limits = limits_of(studied, tangent, steepest(studied, kernel, tangent))
+        before = clock.elapsed
+        probe = Probe(studied, notes)
+        schedule = plan(studied, limits.lr, scales, clock.elapsed - before, budget, clock)
+        beside, courses = _trained(studied, kernel, schedule, scales, probe, stages, notes)
+    stages.begin("done", 0.0)
+    return Report(
+        about=_about(studied, clock),
+        scale=scale,
+        tangent=tangent,
+        prediction=prediction,
+        limits=replace(limits, lr=beside.lr),
+        tangents=beside,
+        courses=tuple(courses),
+        verdict=judge(scale, courses, beside),
+        notes=(),
+        provenance={**provenance(), **place(studied.device)},
+    )
+
+
+def _trained(
+    studied: Subject,
+    kernel: Kernel,
+    schedule: Plan,
+    scales: Sequence[float],
+    probe: Probe,
+    stages: Stages,
+    notes: list[str],
+) -> tuple[Tangents, list[Course]]:
+    """The tangent model and every α; with a smaller step where the model itself diverges and its tangent does not."""
+    for smaller in range(RETRIES + 1):
+        stages.begin("the tangent model", 0.05)
+        beside = tangents(studied, kernel, schedule, stages.within)
+        stages.begin("training at α = 1", 0.45 / len(scales))
+        own = train(studied, 1.0, schedule, beside, probe, stages.within)
+        if own.status != "diverged" or smaller == RETRIES:
+            break
+        notes.append(
+            f"With steps of {short(schedule.lr)}, a part of what the tangent bears, training diverged: the curvature"
+            " grows on the way."
+        )
+        schedule = replace(schedule, lr=schedule.lr / 8)
+    courses = [own]
+    for alpha in scales[1:]:
+        stages.begin(f"training at α = {alpha:g}", 0.45 / len(scales))
+        courses.append(train(studied, alpha, schedule, beside, probe, stages.within))
+    return beside, courses
+
+
+def _about(studied: Subject, clock: Clock) -> About:
+    name = type(studied.net).__name__ if studied.net is not None else "a function of its parameters"
+    first = next(iter(studied.model.params.values()))
+    return About(
+        name=name,
+        parameters=studied.model.n_params,
+        n=studied.n,
+        given=studied.given,
+        outputs=studied.k,
+        loss=type(studied.loss).__name__,
+        dtype=str(first.dtype).removeprefix("torch."),
+        seconds=round(clock.elapsed, 2),
+    )
+
+
+@final
+@dataclass
+class Stages:
+    """The parts of an inspection, each with its share of the planned time."""
+
+    clock: Clock
+    progress: Progress | None
+    name: str = ""
+    done: float = 0.0
+    share: float = 0.0
+
+    def begin(self, name: str, share: float) -> None:
+        """The next part."""
+        self.name, self.done, self.share = name, min(1.0, self.done + self.share), share
+        if not share:
+            self.done = 1.0
+        self.within(0.0)
+
+    def within(self, fraction: float) -> None:
+        """So far into the part."""
+        if self.progress is not None:
+            self.progress(self.name, min(1.0, self.done + self.share * fraction))
+
+
+def _scales(alphas: Sequence[float | int]) -> list[float]:
+    """α = 1 first, then the others, increasing."""
+    scales = [float(alpha) for alpha in alphas]
+    if not all(0 < alpha < math.inf for alpha in scales):
+        raise InputError(f"The scales are {tuple(alphas)}; pass positive, finite numbers (α = ∞ is always measured).")
+    return [1.0, *sorted({alpha for alpha in scales if alpha != 1})]
+
+
+@contextmanager
+def _noted(notes: list[str]) -> Iterator[None]:
+    """Warnings about the model become notes of the report; others pass."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        try:
+            yield
+        finally:
+            known = [w for w in caught if issubclass(w.category, KinkWarning | FallbackWarning)]
+            notes += [str(warning.message) for warning in known]
+    for warning in caught:
+        # torch's vmap tells of operations that it takes one by one: slower, and nothing that a user could change
+        if warning not in known and not str(warning.message).startswith("There is a performance drop"):
+            warnings.warn_explicit(warning.message, warning.category, warning.filename, warning.lineno)

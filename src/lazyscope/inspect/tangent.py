@@ -1,0 +1,223 @@
+"""The tangent kernel of the points: its eigenvalues, how what is to be learned lies along them, and what follows.
+
+K = Dh(w₀)Dh(w₀)ᵀ; all eigenvalues here are those of K/n, the operator Dh Dh* of F, so that under the square loss the
+tangent flow learns the part along vᵢ like e^{-λᵢt}, and ‖Dh(w₀)‖² = λ₁.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import final
+
+import numpy as np
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from lazyscope.errors import LazyscopeError, ModelError
+from lazyscope.inspect.budget import Budget, Clock
+from lazyscope.inspect.reading import Reading
+from lazyscope.inspect.subject import Subject
+from lazyscope.linalg.density import spectral_density, spectral_measure
+from lazyscope.linalg.operator import Dense, Operator
+from lazyscope.loss import Square
+from lazyscope.tangent import Spectrum, TangentOperator, tangent_kernel
+from lazyscope.tangent.operator import as_matrix
+
+PROBES, LANCZOS = 4, 40
+"""Random vectors, and products with each, for the spectrum of a kernel that is not held."""
+
+BINS = 40
+"""Of the density, evenly in log λ."""
+
+
+@final
+@dataclass(frozen=True)
+class Tangent:
+    """The spectrum of K/n.
+
+    `rates` and `shares` are a measure: the part `shares[i]` of the push -∇ℓ(h(w₀)) lies at the eigenvalue `rates[i]`,
+    descending. Where the kernel is dense these are all eigenvalues, else the nodes of Lanczos' quadrature. `edges` and
+    `counts` are the histogram of eigenvalues, evenly in log λ.
+    """
+
+    size: int
+    dense: bool
+    top: float
+    trace: float
+    condition: float
+    effective_rank: float
+    rank: float
+    rates: tuple[float, ...]
+    shares: tuple[float, ...]
+    target_shares: tuple[float, ...]
+    edges: tuple[float, ...]
+    counts: tuple[float, ...]
+
+    def share_above(self, fraction: float) -> float:
+        """How much of the push lies along eigenvalues of at least this fraction of the largest."""
+        return math.fsum(s for r, s in zip(self.rates, self.shares, strict=True) if r >= fraction * self.top)
+
+    def readings(self) -> list[Reading]:
+        """What the report says of it."""
+        how = "all eigenvalues" if self.dense else "matrix-free: Lanczos from random vectors"
+        top = (
+            'The largest eigenvalue of K/n, ‖Dh(w₀)‖²: the fastest rate of learning; its inverse is the "natural time".'
+        )
+        rank = "tr K/λ₁: how many directions are learned at about the fastest rate; between 1 and nk."
+        share = "The part of what is to be learned, -∇ℓ(h(w₀)), along eigenvectors with λ ≥ λ₁/100: learned early."
+        condition = "λ₁ over the smallest eigenvalue: the ratio of the fastest to the slowest rate of learning."
+        if not self.dense:
+            condition += " Matrix-free: a lower bound."
+        return [
+            Reading("outputs, N = nk", self.size, f"The kernel is N × N ({how})."),
+            Reading("largest eigenvalue λ₁", self.top, top),
+            Reading("effective rank", self.effective_rank, rank),
+            Reading("condition", self.condition, condition),
+            Reading("rank", self.rank, "Eigenvalues above rounding: directions in which the tangent model can move."),
+            Reading("learned early", self.share_above(0.01), share, "%"),
+        ]
+
+
+@final
+@dataclass(frozen=True)
+class Kernel:
+    """The kernel as a matrix where it is held, and its products in any case."""
+
+    matrix: Float[Tensor, "N N"] | None
+    operator: Operator
+
+    def times(self, u: Float[Tensor, " N"]) -> Float[Tensor, " N"]:
+        """Ku."""
+        return self.operator.matvec(u)
+
+
+def kernel_of(subject: Subject, budget: Budget, notes: list[str]) -> Kernel:
+    """Dense where N is small enough and the structured kernel follows the model, else by products."""
+    size = subject.n * subject.k
+    if size <= budget.held(subject.device):
+        try:
+            matrix = as_matrix(tangent_kernel(subject.model, subject.x, memory=budget.memory))
+        except LazyscopeError as error:
+            notes.append(f"The kernel is known by products only, because its structured form was refused: {error}")
+        else:
+            return Kernel(matrix, Dense(matrix))
+    else:
+        notes.append(
+            f"The kernel of {size} outputs is too large to diagonalise: its spectrum is estimated from products."
+        )
+    return Kernel(None, TangentOperator(subject.model, subject.x))
+
+
+def tangent_of(subject: Subject, kernel: Kernel, clock: Clock) -> Tangent:
+    """The spectrum of the subject's kernel."""
+    target, push, n = subject.risk.target.flatten(), subject.push.flatten(), subject.n
+    found = _free(subject, kernel, push, clock) if kernel.matrix is None else _dense(kernel.matrix, push, target, n)
+    if not found.top > 0:
+        raise ModelError("Dh(w₀) = 0: no output moves with the weights, and there is no tangent; start elsewhere.")
+    return found
+
+
+def _dense(matrix: Tensor, push: Tensor, target: Tensor, n: int) -> Tangent:
+    found = Spectrum.of(matrix)
+    values = found.eigenvalues.cpu() / n
+    top = float(values[0])
+    rates = values.clamp(min=0)
+    # Rounding moves an eigenvalue by about √N·eps·λ₁.
+    noise = 4 * math.sqrt(found.size) * found.epsilon * top
+    edges, counts = _histogram(rates.numpy(), np.ones(len(rates)), noise)
+    return Tangent(
+        size=found.size,
+        dense=True,
+        top=top,
+        trace=found.trace.value / n,
+        condition=top / float(values[-1]) if float(values[-1]) > noise else math.inf,
+        effective_rank=found.trace.value / n / top if top > 0 else math.nan,
+        rank=float((values > noise).sum()),
+        rates=tuple(rates.tolist()),
+        shares=_shares(found, push),
+        target_shares=_shares(found, target),
+        edges=edges,
+        counts=counts,
+    )
+
+
+def _shares(found: Spectrum, vector: Tensor) -> tuple[float, ...]:
+    return tuple(found.alignment(vector).shares.tolist()) if bool(vector.any()) else (0.0,) * found.size
+
+
+def _free(subject: Subject, kernel: Kernel, push: Tensor, clock: Clock) -> Tangent:
+    """From products alone: probes for the density and the trace, Lanczos from the push for its shares."""
+    operator = kernel.operator
+    assert isinstance(operator, TangentOperator)
+    before = clock.elapsed
+    operator.matvec(push.to(operator.dtype))
+    product = clock.elapsed - before
+    steps = max(8, min(LANCZOS, int(0.3 * clock.left / ((PROBES + 1) * max(product, 1e-6)))))
+    density = spectral_density(operator, probes=PROBES, steps=steps)
+    measure = spectral_measure(operator, push, steps=steps)
+    n, size = subject.n, operator.shape[0]
+    nodes, weights = measure.nodes[0] / n, measure.weights[0] / measure.weights.sum()
+    order = nodes.argsort(descending=True)
+    top = max(float(density.nodes.max()), float(measure.nodes.max())) / n
+    trace = density.moment(1)[0] / n
+    noise = 4 * math.sqrt(size) * torch.finfo(operator.dtype).eps * top
+    everything = density.nodes.flatten().numpy() / n
+    edges, counts = _histogram(everything, density.weights.flatten().numpy() / PROBES, noise)
+    smallest = float(everything[everything > noise].min(initial=top))
+    return Tangent(
+        size=size,
+        dense=False,
+        top=top,
+        trace=trace,
+        condition=top / smallest,
+        effective_rank=trace / top,
+        rank=density.above(noise * n)[0],
+        rates=tuple(nodes[order].clamp(min=0).tolist()),
+        shares=tuple(weights[order].tolist()),
+        target_shares=(),
+        edges=edges,
+        counts=counts,
+    )
+
+
+def _histogram(values: np.ndarray, weights: np.ndarray, noise: float) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    kept = values > noise
+    high, low = float(values.max()), float(values[kept].min(initial=values.max()))
+    if not high > 0:
+        return (0.0, 1.0), (0.0,)
+    edges = np.geomspace(0.9 * low, 1.1 * high, BINS + 1)
+    counts, _ = np.histogram(values[kept], edges, weights=weights[kept])
+    return tuple(edges.tolist()), tuple(counts.tolist())
+
+
+def steepest(subject: Subject, kernel: Kernel, tangent: Tangent, iterations: int = 30) -> float:
+    """λ_max of H½KH½/n, H the Hessian of ℓ at h(w₀): how sharp the loss is at the start (Gauss-Newton).
+
+    By the power method on KH, whose Rayleigh quotient grows towards it. For the square loss H is the identity.
+    """
+    if isinstance(subject.loss, Square):
+        return tangent.top
+    start = subject.start
+    random = torch.Generator().manual_seed(0)
+    u = torch.randn(start.shape, generator=random, dtype=torch.float64).to(start)
+    value = 0.0
+    for _ in range(iterations if kernel.matrix is not None else min(iterations, 12)):
+        image = _curvature(subject, u)
+        energy = float((u * image).sum())
+        if not energy > 0:
+            break
+        u = kernel.times(image.flatten().to(kernel.operator.dtype)).reshape(start.shape).to(start) / subject.n
+        value = max(value, float((image * u).sum()) / energy)
+        u = u / u.norm()
+    return value
+
+
+def _curvature(subject: Subject, u: Tensor) -> Tensor:
+    """∇²ℓ(h(w₀))u, sample by sample."""
+    with torch.enable_grad():
+        leaf = subject.start.detach().requires_grad_()
+        (slope,) = torch.autograd.grad(subject.risk.pointwise(leaf).sum(), leaf, create_graph=True)
+        (image,) = torch.autograd.grad(slope, leaf, u)
+    return image

@@ -1,0 +1,87 @@
+"""The page in a real browser: it opens without complaint, asks for nothing from elsewhere, and shows all it should."""
+
+from __future__ import annotations
+
+import re
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+from playwright.sync_api import ConsoleMessage, Request, Route, sync_playwright
+from torch import nn
+
+from lazyscope.inspect import Report, inspect
+from lazyscope.inspect.reading import short
+
+NAMES = ("chromium", "chromium-browser", "google-chrome")
+BROWSER = next((path for name in NAMES if (path := shutil.which(name))), None)
+
+
+@pytest.fixture(scope="module")
+def report() -> Report:
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(4, 24), nn.ReLU(), nn.Linear(24, 3))
+    x = torch.randn(20, 4)
+    return inspect(net, x, torch.arange(20) % 3, alphas=(1, 10, 100), steps=30, seconds=2)
+
+
+def test_the_page_is_whole_and_alone(report: Report, tmp_path: Path) -> None:
+    path = report.save(tmp_path / "report.html")
+    text = path.read_text(encoding="utf-8")
+    assert [file.name for file in tmp_path.iterdir()] == ["report.html"]
+    links = re.findall(r'(?:src|href)="([^"]{0,40})', text) + re.findall(r"url\(([^)]{0,40})", text)
+    assert links
+    assert all(link.startswith("data:") for link in links)
+    assert "<script" not in text
+    for reading in [*report.cards(), *(reading for section in report.sections() for reading in section.readings)]:
+        assert reading.meaning
+    for word in (report.verdict.sentence.split(".")[0], short(report.kappa), "torch", "command"):
+        assert word in text
+
+
+def test_what_users_write_is_escaped(report: Report, tmp_path: Path) -> None:
+    from dataclasses import replace
+
+    odd = replace(report, notes=("<script>alert(1)</script>",))
+    assert "<script>" not in odd.to_html()
+
+
+@pytest.mark.skipif(BROWSER is None, reason="no browser is installed: the page is not opened")
+def test_it_opens_in_a_browser_without_errors_or_requests(report: Report, tmp_path: Path) -> None:
+    path = report.save(tmp_path / "report.html")
+    complaints: list[str] = []
+    requests: list[str] = []
+
+    def heard(message: ConsoleMessage) -> None:
+        complaints.append(message.text)
+
+    def asked(request: Request) -> None:
+        if not request.url.startswith(("data:", path.as_uri())):
+            requests.append(request.url)
+
+    def guard(route: Route) -> None:
+        route.continue_() if route.request.url.startswith(("data:", "file:")) else route.abort()
+
+    with sync_playwright() as tools:
+        browser = tools.chromium.launch(executable_path=BROWSER, args=["--no-sandbox"])
+        page = browser.new_page(viewport={"width": 1100, "height": 900})
+        page.on("console", heard)
+        page.on("pageerror", lambda error: complaints.append(str(error)))
+        page.on("request", asked)
+        page.route("**/*", guard)
+        page.goto(path.as_uri())
+        assert page.locator("#verdict .word").inner_text() == report.verdict.word
+        pictures = page.locator("img")
+        assert pictures.count() == sum(len(section.pictures) for section in report.sections())
+        widths = page.evaluate("[...document.images].map(image => image.complete ? image.naturalWidth : 0)")
+        assert all(width > 100 for width in widths)
+        for title in [section.title for section in report.sections()]:
+            assert page.get_by_role("heading", name=title).is_visible()
+        assert page.locator("tr[title]").first.get_attribute("title")
+        for width in (1100, 400):  # nothing is wider than the window, on a telephone neither
+            page.set_viewport_size({"width": width, "height": 800})
+            assert page.evaluate("document.documentElement.scrollWidth") <= width
+        browser.close()
+    assert complaints == []
+    assert requests == []
