@@ -175,7 +175,7 @@ net = nn.Sequential(nn.Linear(20, 64), nn.ReLU(), nn.Linear(64, 4)).double()
 x, new, y = torch.randn(240, 20).double(), torch.randn(30, 20).double(), torch.randn(240, 4).double()
 
 def results(tiles, client):
-    fit = kernel_regression(tiles, y, ridge=0.1, tolerance=1e-6)
+    fit = kernel_regression(tiles, y, ridge=10.0, tolerance=1e-12)  # well conditioned: few readings, all digits
     assert fit.solution.converged
     return tiles.top(5).values, fit.predict(net, x, new, client=client)
 

@@ -8,9 +8,10 @@ from functools import partial
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
+from torch.fx.experimental.proxy_tensor import make_fx
 
 from lazyscope._typing import Inputs, Params
-from lazyscope.errors import InputError, ModelError
+from lazyscope.errors import InputError, LazyscopeError, ModelError
 from lazyscope.linalg.bilinear import Bilinear, DenseBilinear
 from lazyscope.linalg.operator import Operator
 from lazyscope.model.base import Model, check_inputs, flatten, unflatten
@@ -111,7 +112,8 @@ class JacobianOperator(Operator):
 class SecondDerivative(Bilinear):
     """B = D²h(w₀), Rᵖ × Rᵖ → Rⁿᵏ: B(u, v) by two nested JVPs, B(u, ·)ᵀg by a JVP of a gradient.
 
-    Rows and columns are those of `JacobianOperator`. Small models take all pairs at once, under `vmap`.
+    Rows and columns are those of `JacobianOperator`. Small models take all pairs at once, under `vmap`. The
+    forward is written out in core operations first, see `_written_out`.
     """
 
     def __init__(self, model: Model | nn.Module, x: Inputs, *, batch: int = 128) -> None:
@@ -119,35 +121,33 @@ class SecondDerivative(Bilinear):
         self.model, self._batches = jacobian.model, jacobian.batches
         self.shape, self.dtype, self.device = jacobian.shape, jacobian.dtype, jacobian.device
         self._at_once = max(1, _AT_ONCE // (self.shape[1] + jacobian.k * min(batch, jacobian.n)))
+        self._forwards = [_written_out(self.model, x) for x in self._batches]
 
     def pair(self, u: Float[Tensor, "s p"], v: Float[Tensor, "s p"]) -> Float[Tensor, "s N"]:
-        def product(x: Inputs, first: Tensor, second: Tensor) -> Tensor:
+        def product(forward: Callable[[Params], Tensor], first: Tensor, second: Tensor) -> Tensor:
             def derivative(w: Params) -> Tensor:
-                out: Tensor = torch.func.jvp(lambda w: self.model(x, w).flatten(), (w,), (_named(self.model, first),))[
-                    1
-                ]
+                out: Tensor = torch.func.jvp(forward, (w,), (_named(self.model, first),))[1]
                 return out
 
             out: Tensor = torch.func.jvp(derivative, (dict(self.model.params),), (_named(self.model, second),))[1]
             return out
 
-        return torch.cat([self._mapped(partial(product, x), u, v) for x in self._batches], 1)
+        return torch.cat([self._mapped(partial(product, forward), u, v) for forward in self._forwards], 1)
 
     def contract(self, g: Float[Tensor, "s N"], u: Float[Tensor, "s p"]) -> Float[Tensor, "s p"]:
-        def product(x: Inputs, weights: Tensor, move: Tensor) -> Tensor:
+        def product(forward: Callable[[Params], Tensor], weights: Tensor, move: Tensor) -> Tensor:
             def gradient(w: Params) -> dict[str, Tensor]:
-                (out,) = torch.func.vjp(lambda w: self.model(x, w).flatten(), w)[1](weights)
+                (out,) = torch.func.vjp(forward, w)[1](weights)
                 return dict(out)
 
             change = torch.func.jvp(gradient, (dict(self.model.params),), (_named(self.model, move),))[1]
             return torch.cat([piece.flatten() for piece in change.values()])
 
-        total, at = torch.zeros_like(u), 0
         each = g.shape[1] // self._batches.n
-        for x in self._batches:
-            rows = each * flatten(x)[1][0].shape[0]
-            total += self._mapped(partial(product, x), g[:, at : at + rows], u)
-            at += rows
+        parts = g.split([each * flatten(x)[1][0].shape[0] for x in self._batches], 1)
+        total = torch.zeros_like(u)
+        for forward, part in zip(self._forwards, parts, strict=True):
+            total += self._mapped(partial(product, forward), part, u)
         return total
 
     def compact(self) -> Bilinear:
@@ -158,8 +158,8 @@ class SecondDerivative(Bilinear):
         """The tensor (nk, p, p)."""
         start = torch.cat([w.flatten() for w in self.model.params.values()])
         parts = []
-        for x in self._batches:
-            function = lambda w, x=x: self.model(x, _named(self.model, w)).flatten()  # noqa: E731
+        for forward in self._forwards:
+            function = lambda w, forward=forward: forward(_named(self.model, w))  # noqa: E731
             parts.append(torch.func.jacfwd(torch.func.jacrev(function))(start))
         return DenseBilinear(torch.cat(parts))
 
@@ -169,6 +169,30 @@ class SecondDerivative(Bilinear):
                 return torch.stack([product(a, b) for a, b in zip(first, second, strict=True)])
             out: Tensor = torch.vmap(product, chunk_size=self._at_once)(first, second)
             return out
+
+
+def _written_out(model: Model, x: Inputs) -> Callable[[Params], Tensor]:
+    """w ↦ h(w) on x, flat, in core operations.
+
+    Torch (2.6 … 2.13) has no nested derivative of SiLU, GLU, group-norm and others, and wrong ones of layer-norm and
+    batch-norm: their forward-mode rules take mean and variance for constants. Their parts have right ones.
+    """
+    names, aten = list(model.params), torch.ops.aten
+    norms = [aten.native_layer_norm, aten.native_group_norm, aten.native_batch_norm, aten._native_batch_norm_legit]
+    others = [aten._native_batch_norm_legit_no_training, aten.silu, aten.mish, aten.glu]
+    table = {**torch._decomp.core_aten_decompositions(), **torch._decomp.get_decompositions(norms + others)}
+
+    def plain(w: Params) -> Tensor:
+        return model(x, w).flatten()
+
+    def flat(*w: Tensor) -> Tensor:
+        return plain(dict(zip(names, w, strict=True)))
+
+    try:
+        graph = make_fx(flat, decomposition_table=table)(*(w.detach() for w in model.params.values()))
+    except (RuntimeError, LazyscopeError):  # a forward that looks at values: it can still be differentiated as it is
+        return plain
+    return lambda w: graph(*(w[name] for name in names))
 
 
 def _named(model: Model, v: Float[Tensor, " columns"]) -> dict[str, Tensor]:
