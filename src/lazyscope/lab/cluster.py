@@ -26,6 +26,9 @@ from lazyscope.lab.executor import Ended, Task
 if TYPE_CHECKING:  # it takes a second to import, and comes with an extra
     import distributed
 
+_PLENTY = 4
+"""Chunks a worker, from which on there is enough for everybody without cutting any."""
+
 _DEAF = "import signal\nsignal.signal(signal.SIGINT, signal.SIG_IGN)\n"
 
 
@@ -106,7 +109,12 @@ def cluster_at(address: str) -> Iterator[Cluster]:
 
 
 def fitted(tasks: Sequence[Task], workers: int) -> list[Task]:
-    """The points of each experiment in even chunks, no larger than before, that make full rounds of all workers."""
+    """The points of each experiment in even chunks, no larger than before, that make full rounds of all workers.
+
+    Only where chunks are few: half a batched program takes more than half of its time.
+    """
+    if len(tasks) >= _PLENTY * workers:
+        return list(tasks)
     cut: list[Task] = []
     for _, group in groupby(tasks, lambda task: (task.experiment, task.code)):
         same = list(group)
