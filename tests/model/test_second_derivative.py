@@ -10,6 +10,20 @@ import lazyscope as ls
 from lazyscope.model.jacobian import JacobianOperator, SecondDerivative
 
 STEP = 1e-5
+
+
+class Last(nn.Module):
+    """The last output of a recurrent net that reads its input in three pieces."""
+
+    def __init__(self, net: nn.Module) -> None:
+        super().__init__()
+        self.net = net
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.net(x.unflatten(1, (3, 4)))[0][:, -1]
+        return out
+
+
 LAYERS: dict[str, list[nn.Module]] = {
     "layer-norm": [nn.LayerNorm(12)],
     "layer-norm, plain": [nn.LayerNorm(12, elementwise_affine=False)],
@@ -23,6 +37,8 @@ LAYERS: dict[str, list[nn.Module]] = {
     "gelu": [nn.GELU()],
     "softmax": [nn.Softmax(1)],
     "tanh": [nn.Tanh()],
+    "lstm": [Last(nn.LSTM(4, 12, batch_first=True))],
+    "gru": [Last(nn.GRU(4, 12, batch_first=True))],
     "attention": [nn.Unflatten(1, (3, 4)), nn.TransformerEncoderLayer(4, 2, 8, 0.0, batch_first=True), nn.Flatten()],
 }
 

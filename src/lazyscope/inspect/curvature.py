@@ -1,4 +1,4 @@
-"""D²h(w₀) by central differences, for forwards of which torch has no second derivative (SiLU, group-norm, LSTM, …)."""
+"""D²h(w₀) by central differences, for forwards that torch cannot differentiate twice, even written out."""
 
 from __future__ import annotations
 

@@ -189,7 +189,10 @@ def _written_out(model: Model, x: Inputs) -> Callable[[Params], Tensor]:
         return plain(dict(zip(names, w, strict=True)))
 
     try:
-        graph = make_fx(flat, decomposition_table=table)(*(w.detach() for w in model.params.values()))
+        graph: Callable[..., Tensor] = flat
+        for _ in range(2):  # what a recurrent net mutates inside its kernels is gone after the second pass
+            traced = make_fx(torch.func.functionalize(graph), decomposition_table=table)
+            graph = traced(*(w.detach() for w in model.params.values()))
     except (RuntimeError, LazyscopeError):  # a forward that looks at values: it can still be differentiated as it is
         return plain
     return lambda w: graph(*(w[name] for name in names))
