@@ -2,45 +2,22 @@
 
 from __future__ import annotations
 
-import sys
 import warnings
-from collections.abc import Callable
 from pathlib import Path
-from typing import NamedTuple
 
 import pytest
+from tests.command import Command, command_in
 
-from lazyscope import cli
 from lazyscope.errors import ExperimentError
 from lazyscope.experiments import experiments, find
 
 BESIDE_TOY = Path(__file__).parent / "lab"
 
 
-class Done(NamedTuple):
-    code: object
-    out: str
-    err: str
-
-
-Command = Callable[..., Done]
-
-
 @pytest.fixture
 def lazyscope(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Command:
-    """The `lazyscope` command, in this process and in toy.py's folder."""
-    monkeypatch.chdir(BESIDE_TOY)
-    monkeypatch.syspath_prepend(str(BESIDE_TOY))
-    monkeypatch.setenv("COLUMNS", "200")
-    monkeypatch.setattr(warnings, "showwarning", warnings.showwarning)  # the command sets its own
-
-    def run(*arguments: str) -> Done:
-        monkeypatch.setattr(sys, "argv", ["lazyscope", *arguments])
-        with pytest.raises(SystemExit) as ended:
-            cli.main()
-        return Done(ended.value.code, *capsys.readouterr())
-
-    return run
+    """In toy.py's folder."""
+    return command_in(BESIDE_TOY, monkeypatch, capsys)
 
 
 def test_list_names_every_experiment(lazyscope: Command) -> None:

@@ -4,44 +4,21 @@ from __future__ import annotations
 
 import json
 import sys
-import warnings
-from collections.abc import Callable
+from functools import partial
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 import pytest
-
-from lazyscope import cli
+from tests.command import Command, command_in
 
 ROOT = Path(__file__).parents[2]
 FAST = ("--steps", "3", "--seconds", "0.5", "--alpha", "10", "--device", "cpu")
 
 
-class Done(NamedTuple):
-    code: object
-    out: str
-    err: str
-
-
-Command = Callable[..., Done]
-
-
 @pytest.fixture
-def lazyscope(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Command:
-    """The command, in this process and from the root, where `examples` lies."""
-    monkeypatch.chdir(ROOT)
-    monkeypatch.syspath_prepend(str(ROOT))
-    monkeypatch.setenv("COLUMNS", "200")
-    monkeypatch.setattr(warnings, "showwarning", warnings.showwarning)
-
-    def run(*arguments: str) -> Done:
-        monkeypatch.setattr(sys, "argv", ["lazyscope", "inspect", *arguments])
-        with pytest.raises(SystemExit) as ended:
-            cli.main()
-        return Done(ended.value.code, *capsys.readouterr())
-
-    return run
+def inspected(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Command:
+    """`lazyscope inspect …` from the root, where `examples` lies."""
+    return partial(command_in(ROOT, monkeypatch, capsys), "inspect")
 
 
 @pytest.mark.parametrize(
@@ -54,9 +31,9 @@ def lazyscope(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str
         ("pinn", ("--points", "20")),
     ],
 )
-def test_real_models_go_through(lazyscope: Command, name: str, more: tuple[str, ...], tmp_path: Path) -> None:
+def test_real_models_go_through(inspected: Command, name: str, more: tuple[str, ...], tmp_path: Path) -> None:
     path = tmp_path / "report.json"
-    done = lazyscope(f"examples.models:{name}", *more, *FAST, "--out", str(path))
+    done = inspected(f"examples.models:{name}", *more, *FAST, "--out", str(path))
     assert done.code == 0, done.err
     assert f"report: {path}" in done.out
     found = json.loads(path.read_text(encoding="utf-8"))
@@ -68,11 +45,11 @@ def test_real_models_go_through(lazyscope: Command, name: str, more: tuple[str, 
 
 
 @pytest.mark.parametrize("name", ["torchvision_resnet", "timm_resnet"])
-def test_models_of_libraries_go_through_or_name_the_remedy(lazyscope: Command, name: str, tmp_path: Path) -> None:
+def test_models_of_libraries_go_through_or_name_the_remedy(inspected: Command, name: str, tmp_path: Path) -> None:
     rng = np.random.default_rng(0)
     np.savez(tmp_path / "data.npz", x=rng.standard_normal((2, 3, 32, 32)), y=np.arange(2))
     out = tmp_path / "report.json"
-    done = lazyscope(f"examples.models:{name}", "--data", str(tmp_path / "data.npz"), *FAST, "--out", str(out))
+    done = inspected(f"examples.models:{name}", "--data", str(tmp_path / "data.npz"), *FAST, "--out", str(out))
     if done.code == 0:
         assert json.loads(out.read_text())["about"]["parameters"] > 10**7
     else:
@@ -80,7 +57,7 @@ def test_models_of_libraries_go_through_or_name_the_remedy(lazyscope: Command, n
         assert "install the" in done.err
 
 
-def test_files_are_data_and_evaluation_mode_can_be_asked_for(lazyscope: Command, tmp_path: Path) -> None:
+def test_files_are_data_and_evaluation_mode_can_be_asked_for(inspected: Command, tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text(
         "from torch import nn\n"
         "def make():\n    layers = nn.Linear(3, 4), nn.BatchNorm1d(4), nn.ReLU(), nn.Linear(4, 2)\n"
@@ -91,10 +68,10 @@ def test_files_are_data_and_evaluation_mode_can_be_asked_for(lazyscope: Command,
         rng = np.random.default_rng(0)
         np.savez(tmp_path / "data.npz", x=rng.standard_normal((9, 3)).astype("f4"), y=np.arange(9) % 2)
         common = ("mine:make", "--data", str(tmp_path / "data.npz"), *FAST, "--out", str(tmp_path / "a" / "r.html"))
-        refused = lazyscope(*common)
+        refused = inspected(*common)
         assert refused.code == 2
         assert "net.eval()" in refused.err
-        done = lazyscope(*common, "--eval", "--loss", "square")
+        done = inspected(*common, "--eval", "--loss", "square")
         assert done.code == 0, done.err
         assert "Square" in done.out
         assert "float64" in (tmp_path / "a" / "r.html").read_text(encoding="utf-8")
@@ -103,7 +80,7 @@ def test_files_are_data_and_evaluation_mode_can_be_asked_for(lazyscope: Command,
         sys.path.remove(str(tmp_path))
 
 
-def test_refusals_are_one_sentence(lazyscope: Command, tmp_path: Path) -> None:
+def test_refusals_are_one_sentence(inspected: Command, tmp_path: Path) -> None:
     (tmp_path / "evil.npz").write_bytes(b"not a zip file")
     np.savez(tmp_path / "other.npz", inputs=np.ones(3))
     np.savez(tmp_path / "objects.npz", x=np.array([{}], dtype=object), y=np.ones(1))
@@ -128,7 +105,7 @@ def test_refusals_are_one_sentence(lazyscope: Command, tmp_path: Path) -> None:
             (("examples.models:mlp", "--data", "digits", "--seconds", "0"), "positive"),
             (("examples.models:vgg", "--data", "digits", "--seconds", "1"), "check the shape"),
         ]:
-            done = lazyscope(*arguments, "--device", "cpu", "--out", str(tmp_path / "r.html"))
+            done = inspected(*arguments, "--device", "cpu", "--out", str(tmp_path / "r.html"))
             assert done.code == 2, (arguments, done)
             assert words in done.err
             assert len(done.err.strip().splitlines()) == 1

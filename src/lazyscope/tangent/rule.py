@@ -8,6 +8,7 @@ other rule gives the gradient itself, (n, k, shape of the weight), down to `Loca
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -21,12 +22,12 @@ from lazyscope.tangent.convolution import patches
 from lazyscope.tangent.outer import Dense, OneHot, Outer
 
 
-class Rule:
+class Rule(ABC):
     """The gradient of one weight at one site."""
 
+    @abstractmethod
     def gradient(self, features: Features) -> Tensor:
         """∂h_a(x_i)/∂weight through this site: (n, k, *weight.shape)."""
-        raise NotImplementedError
 
 
 @dataclass(frozen=True)
