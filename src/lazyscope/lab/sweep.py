@@ -101,7 +101,7 @@ class Sweep:
 
     def _bury(self, task: Task, error: KilledWorker) -> Ended:
         """Workers died over this task, or over another one that they had."""
-        name = str(task.points)
+        name = f"{task.experiment}: {task.points}"
         self._deaths[name] = self._deaths.get(name, 0) + error.allowed_failures + 1
         if self._alone:
             reason = f"{self._deaths[name]} workers died over it, perhaps for want of memory"
@@ -113,7 +113,7 @@ class Sweep:
     def _not_loaded(self, task: Task, error: ImportError) -> Ended:
         """A worker could not load the task: one that joined without lazyscope, or all, for a user's own experiment."""
         missing = (error.name or "").partition(".")[0]
-        name = str(task.points)
+        name = f"{task.experiment}: {task.points}"
         self._refusals[name] = self._refusals.get(name, 0) + 1
         if missing == "lazyscope" and self._refusals[name] <= _DEATHS:
             self._crew.able()  # finds it, says which, and raises if there is no other
