@@ -184,7 +184,8 @@ if __name__ == "__main__":
     torch.manual_seed(0)
     net, x = nn.Sequential(nn.Linear(5, 16), nn.Tanh(), nn.Linear(16, 3)).double(), torch.randn(23, 5).double()
     torch.save((net, x), folder / "case.pt")
-    with LocalCluster(n_workers=2, threads_per_worker=1, dashboard_address="127.0.0.1:0") as cluster, Client(cluster) as client:
+    local = LocalCluster(n_workers=2, threads_per_worker=1, dashboard_address="127.0.0.1:0")
+    with local as cluster, Client(cluster) as client:
         assert os.getpid() not in client.run(os.getpid).values()
         tangent_kernel_to_zarr(net, x, folder / "K.zarr", tile=8, client=client)
         broken = Model(lambda w, x: (x @ w["w"]).sqrt(), {"w": torch.zeros(5, 1)})
