@@ -14,7 +14,7 @@ import importlib.util
 import inspect
 from collections.abc import Iterable
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 
 from lazyscope.errors import ExperimentError
@@ -45,21 +45,19 @@ def code_behind(trial: Measure, experiment: str) -> Code:
     file = inspect.getsourcefile(trial)
     if file is None:
         raise ExperimentError(f"The trial of '{experiment}' has no source file; define it in a module.")
-    own = _reached(_tree(Path(file)), trial.__name__)
+    own = _reached(_tree(Path(file).read_text(encoding="utf-8")), trial.__name__)
     modules: dict[str, str] = {}
     files = {trial.__module__: Path(file)}
     packages = {"lazyscope", trial.__module__.partition(".")[0]}
-    waiting = _imports(own, packages)
+    waiting = _chosen(_imports(own), packages)
     while waiting:
         name = waiting.pop()
         path = _path(name)
         if name in modules or path is None:
             continue
-        tree = _tree(path)
-        if any("EXPERIMENT" in _bound(statement) for statement in tree.body):
-            tree.body = [statement for statement in tree.body if not _bound(statement) & _VIEWS]
-        modules[name], files[name] = ast.unparse(tree), path
-        waiting |= _imports([tree], packages)
+        text = _text(path.read_text(encoding="utf-8"))
+        modules[name], files[name] = text.code, path
+        waiting |= _chosen(text.imports, packages)
     texts = [ast.unparse(node) for node in own] + [f"{name}\n{modules[name]}" for name in sorted(modules)]
     return Code(hashlib.sha256("\n".join(texts).encode()).hexdigest()[:16], files)
 
@@ -87,8 +85,25 @@ def _bound(statement: ast.stmt) -> set[str]:
     return set()
 
 
-def _imports(nodes: Iterable[ast.AST], packages: set[str]) -> set[str]:
-    """The modules of these packages imported here, less the lab; `from m import n` may name a module m.n.
+@dataclass(frozen=True)
+class _Text:
+    """What a module says, and all that it imports."""
+
+    code: str
+    imports: frozenset[str]
+
+
+@cache  # twenty experiments stand on the same hundred modules
+def _text(source: str) -> _Text:
+    """A module of the code."""
+    tree = _tree(source)
+    if any("EXPERIMENT" in _bound(statement) for statement in tree.body):
+        tree.body = [statement for statement in tree.body if not _bound(statement) & _VIEWS]
+    return _Text(ast.unparse(tree), _imports([tree]))
+
+
+def _imports(nodes: Iterable[ast.AST]) -> frozenset[str]:
+    """The names of modules imported here; `from m import n` may name a module m.n.
 
     Relative imports are not followed: lazyscope has none.
     """
@@ -98,7 +113,12 @@ def _imports(nodes: Iterable[ast.AST], packages: set[str]) -> set[str]:
             found |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
             found |= {f"{node.module}", *(f"{node.module}.{alias.name}" for alias in node.names)}
-    return {name for name in found if name.partition(".")[0] in packages and not f"{name}.".startswith(f"{_LAB}.")}
+    return frozenset(found)
+
+
+def _chosen(names: Iterable[str], packages: set[str]) -> set[str]:
+    """Those of these packages, less the lab."""
+    return {name for name in names if name.partition(".")[0] in packages and not f"{name}.".startswith(f"{_LAB}.")}
 
 
 def _path(module: str) -> Path | None:
@@ -110,9 +130,9 @@ def _path(module: str) -> Path | None:
     return Path(spec.origin) if spec is not None and spec.origin is not None else None
 
 
-def _tree(path: Path) -> ast.Module:
-    """The file's syntax tree without docstrings; comments and layout are gone already."""
-    tree = ast.parse(path.read_text(encoding="utf-8"))
+def _tree(source: str) -> ast.Module:
+    """The syntax tree without docstrings; comments and layout are gone already."""
+    tree = ast.parse(source)
     for node in ast.walk(tree):
         if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
             node.body = [s for s in node.body if not _is_text(s)] or [ast.Pass()]

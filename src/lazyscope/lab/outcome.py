@@ -66,7 +66,7 @@ class Outcome:
             figure = experiment.figure(trials)
             if engine := figure.get_layout_engine():
                 engine.execute(figure)
-                figure.set_layout_engine("none")  # laid out once, not once a file: it takes as long as drawing
+                figure.set_layout_engine(None)  # laid out once: an engine, even one named "none", draws all twice
             png, svg = _draw(figure, "png"), _draw(figure, "svg")
         origins = [record.provenance for record in records]
         return cls(
