@@ -120,6 +120,25 @@ def test_a_worker_that_holds_old_code_gets_no_work(
         run(experiment, "quick", Store(tmp_path), device=CPU, executor=cluster)
 
 
+def test_figures_are_drawn_on_workers_and_here_where_theirs_may_differ(
+    tmp_path: Path, cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tell_who = f"import pathlib\n    pathlib.Path({str(tmp_path / 'who.txt')!r}).write_text(str(os.getpid()))\n    "
+    text = (Path(__file__).parent / "toy.py").read_text().replace("drawing, axes = ", f"{tell_who}drawing, axes = ")
+    file = tmp_path / "traced.py"
+    file.write_text(text)
+    os.utime(file, (1e9, 1e9))
+    monkeypatch.syspath_prepend(str(tmp_path))
+    cluster.client.run(site.addsitedir, str(tmp_path))
+    experiment = importlib.import_module("traced").EXPERIMENT
+    first = run(experiment, "quick", Store(tmp_path), device=CPU, executor=cluster)
+    assert int((tmp_path / "who.txt").read_text()) in cluster.client.run(os.getpid).values()
+    file.write_text(text.replace("exponent 2", "exponent two"))  # the trial is the same: nothing is measured again
+    second = run(experiment, "quick", Store(tmp_path), device=CPU, executor=cluster)
+    assert int((tmp_path / "who.txt").read_text()) == os.getpid(), "workers cannot tell what they have loaded"
+    assert second == first, "by the code that this process has loaded"
+
+
 def test_the_dashboard_answers(cluster: Cluster) -> None:
     assert cluster.link.startswith("http://127.0.0.1:")
     with urllib.request.urlopen(cluster.link) as page:

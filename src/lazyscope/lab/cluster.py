@@ -21,7 +21,8 @@ import torch
 
 from lazyscope.errors import LazyscopeError
 from lazyscope.lab.crew import PATIENCE, Crew
-from lazyscope.lab.executor import Ended, Task
+from lazyscope.lab.executor import Drawn, Ended, Task
+from lazyscope.lab.outcome import View
 
 if TYPE_CHECKING:  # it takes a second to import, and comes with an extra
     import distributed
@@ -43,20 +44,26 @@ class Cluster:
         self.link: str = client.dashboard_link
         self._crew = Crew(client)
 
-    def __call__(self, tasks: Sequence[Task]) -> Ended:
+    def __call__(self, tasks: Sequence[Task], /) -> Ended:
         """Measure the tasks on the workers and yield each as it is stored here, in any order."""
         from lazyscope.lab.sweep import Sweep
 
         if tasks:
             yield from Sweep(self._crew, fitted(tasks, len(self._crew.able()))).results()
 
+    def draw(self, view: View) -> Drawn:
+        """Draw on a worker, before it takes another trial: one process that draws for many would keep them waiting."""
+        from lazyscope.lab.sweep import draw
+
+        return draw(self._crew, view)
+
     def device(self, name: str) -> torch.device:
         """`auto` takes GPUs where all workers have them; asking for some that are not there is an error."""
         return self._crew.device(name)
 
 
-_ONE_THREAD = {name: 1 for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")}
-"""Dask's own, less a trim of the heap at every 64 KB freed: tensors come and go, and a fifth of the time would be its."""
+_ONE_THREAD = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), 1)
+"""Dask's own, less its order to give back every 64 KB freed: tensors come and go, and that is a fifth of the time."""
 
 
 @contextmanager

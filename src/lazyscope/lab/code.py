@@ -12,13 +12,13 @@ import ast
 import hashlib
 import importlib.util
 import inspect
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import cache, partial
 from pathlib import Path
 
 from lazyscope.errors import ExperimentError
-from lazyscope.lab.experiment import Experiment, Measure
+from lazyscope.lab.experiment import Experiment
 
 _LAB = "lazyscope.lab"
 _VIEWS = {"figure", "claims", "grid", "EXPERIMENT"}
@@ -30,6 +30,12 @@ def fingerprint(experiment: Experiment) -> str:
     return code_behind(experiment.trial, experiment.name).fingerprint
 
 
+def drawing_code(experiment: Experiment) -> Code:
+    """What draws and judges the trials, as it stands on the disk."""
+    figure, claims = (code_behind(part, experiment.name) for part in (experiment.figure, experiment.claims))
+    return Code(figure.fingerprint + claims.fingerprint, {**figure.files, **claims.files})
+
+
 @dataclass(frozen=True)
 class Code:
     """The code behind a trial: its hash, and the file of every module that counts in it."""
@@ -38,13 +44,13 @@ class Code:
     files: dict[str, Path]
 
 
-def code_behind(trial: Measure, experiment: str) -> Code:
-    """What the trial of this experiment computes, as it stands on the disk."""
+def code_behind(trial: Callable[..., object], experiment: str) -> Code:
+    """What a function of this experiment, such as its trial, computes, as it stands on the disk."""
     while isinstance(trial, partial):
         trial = trial.func
     file = inspect.getsourcefile(trial)
     if file is None:
-        raise ExperimentError(f"The trial of '{experiment}' has no source file; define it in a module.")
+        raise ExperimentError(f"'{experiment}' has a function without a source file; define it in a module.")
     own = _reached(_tree(Path(file).read_text(encoding="utf-8")), trial.__name__)
     modules: dict[str, str] = {}
     files = {trial.__module__: Path(file)}

@@ -5,15 +5,17 @@ from __future__ import annotations
 import json
 import shutil
 import time
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeAlias
+from typing import Protocol, TypeAlias, runtime_checkable
 
 import torch
 
 from lazyscope.errors import ExperimentError
 from lazyscope.lab.experiment import Measure, Params, Result, Trial
+from lazyscope.lab.outcome import Outcome, View
 from lazyscope.lab.provenance import place
 from lazyscope.lab.scratch import lent
 from lazyscope.lab.store import Key, Record, Store
@@ -79,16 +81,48 @@ class Task:
 
 
 Ended: TypeAlias = Generator[tuple[Task, Exception | None], None, None]
-Executor: TypeAlias = Callable[[Sequence[Task]], Ended]
-"""Runs tasks and yields each as it is stored, in any order, with what it raised; it may cut chunks to its size."""
 
 
-def here(tasks: Sequence[Task]) -> Ended:
-    """Run the tasks one after another in this process, with all its threads."""
-    for task in tasks:
-        try:
-            task.run()
-        except Exception as error:
-            yield task, error
-        else:
-            yield task, None
+@runtime_checkable
+class Drawn(Protocol):
+    """An outcome that is being made, perhaps elsewhere."""
+
+    def done(self) -> bool:
+        """Whether it can be had without waiting."""
+
+    def result(self, timeout: float) -> Outcome:
+        """The outcome, or what drawing and judging raised; a TimeoutError where neither comes within these seconds."""
+
+
+@runtime_checkable
+class Executor(Protocol):
+    """Where trials are measured, and figures drawn from them."""
+
+    def __call__(self, tasks: Sequence[Task], /) -> Ended:
+        """Run tasks and yield each as it is stored, in any order, with what it raised; chunks may be cut to fit."""
+
+    def draw(self, view: View) -> Drawn:
+        """Make figure and claims, while trials go on where that can be."""
+
+
+class Here:
+    """Nowhere else: one thing after another, with all threads of this process."""
+
+    def __call__(self, tasks: Sequence[Task], /) -> Ended:
+        """Run the tasks in their order."""
+        for task in tasks:
+            try:
+                task.run()
+            except Exception as error:
+                yield task, error
+            else:
+                yield task, None
+
+    def draw(self, view: View) -> Drawn:
+        """Draw now."""
+        drawn: Future[Outcome] = Future()
+        drawn.set_result(view.outcome())
+        return drawn
+
+
+here = Here()

@@ -59,30 +59,6 @@ class Outcome:
         """Whether every claim does."""
         return all(claim.holds for claim in self.claims)
 
-    @classmethod
-    def of(cls, experiment: Experiment, scale: str, trials: Trials, records: Sequence[Record]) -> Outcome:
-        """Draw and judge the stored trials."""
-        with style():
-            figure = experiment.figure(trials)
-            if engine := figure.get_layout_engine():
-                engine.execute(figure)
-                figure.set_layout_engine(None)  # laid out once: an engine, even one named "none", draws all twice
-            png, svg = _draw(figure, "png"), _draw(figure, "svg")
-        origins = [record.provenance for record in records]
-        return cls(
-            experiment.name,
-            experiment.source,
-            experiment.title,
-            scale,
-            tuple(experiment.claims(trials)),
-            len(trials),
-            sum(record.seconds for record in records),
-            {name: tuple(sorted({o.get(name, "") for o in origins})) for name in origins[0]},
-            png,
-            svg,
-            _runs(records),
-        )
-
     def save(self, root: Path) -> None:
         """Keep it beside the trials; the JSON comes last, so it never speaks of figures not there."""
         stem = root / self.name / self.scale
@@ -111,6 +87,39 @@ class Outcome:
                 f"{path} is damaged; remove it and run `lazyscope reproduce {path.parent.name} "
                 f"--scale {path.stem}`, which takes the stored trials."
             ) from error
+
+
+@dataclass(frozen=True)
+class View:
+    """All that figure and claims are made from; any process that has the experiment's code can make them."""
+
+    experiment: Experiment
+    scale: str
+    records: Sequence[Record]
+
+    def outcome(self) -> Outcome:
+        """Draw and judge the stored trials."""
+        experiment, trials = self.experiment, Trials(record.trial for record in self.records)
+        with style():
+            figure = experiment.figure(trials)
+            if engine := figure.get_layout_engine():
+                engine.execute(figure)
+                figure.set_layout_engine(None)  # laid out once: an engine, even one named "none", draws all twice
+            png, svg = _draw(figure, "png"), _draw(figure, "svg")
+        origins = [record.provenance for record in self.records]
+        return Outcome(
+            experiment.name,
+            experiment.source,
+            experiment.title,
+            self.scale,
+            tuple(experiment.claims(trials)),
+            len(trials),
+            sum(record.seconds for record in self.records),
+            {name: tuple(sorted({o.get(name, "") for o in origins})) for name in origins[0]},
+            png,
+            svg,
+            _runs(self.records),
+        )
 
 
 def _runs(records: Sequence[Record]) -> tuple[Run, ...]:

@@ -13,9 +13,10 @@ import torch
 from lazyscope.errors import ExperimentError, StoreError
 from lazyscope.lab import disk
 from lazyscope.lab.code import fingerprint
+from lazyscope.lab.crew import PATIENCE
 from lazyscope.lab.executor import Executor, Task, here
-from lazyscope.lab.experiment import SCALES, Experiment, Params, Trials
-from lazyscope.lab.outcome import Outcome
+from lazyscope.lab.experiment import SCALES, Experiment, Params
+from lazyscope.lab.outcome import Outcome, View
 from lazyscope.lab.provenance import provenance
 from lazyscope.lab.store import Key, Record, Store
 
@@ -53,16 +54,21 @@ def run_all(
 ) -> list[Outcome | ExperimentError]:
     """Run several experiments as one sweep: each is drawn and judged as its last trial ends, while others go on.
 
-    So workers never wait for a figure, nor for the slowest trial of one experiment. What fails in one is its outcome.
+    So workers never wait for the slowest trial of one experiment. What fails in one is its outcome.
     """
     plans = [_Plan(experiment, scale, store, device) for experiment in experiments]
     tasks = {plan.key: plan.tasks for plan in plans}  # the same one named twice is measured once
+    drawing: dict[tuple[str, str], _Drawing] = {}
     ended: dict[tuple[str, str], Outcome | ExperimentError] = {}
 
     def advance(plan: _Plan) -> None:
         progress(plan.experiment, plan.done, len(plan.points))
-        if plan.remaining == 0:
-            ended[plan.key] = plan.outcome()
+        if plan.remaining > 0 or plan.key in drawing:
+            return
+        if error := plan.error():
+            ended[plan.key] = error
+        else:
+            drawing[plan.key] = _Drawing(plan.view(), executor, store)
 
     for plan in plans:
         advance(plan)
@@ -74,6 +80,10 @@ def run_all(
                 if plan.key == (task.experiment, task.code):
                     plan.settle(task, error)
                     advance(plan)
+            for drawn in drawing.values():
+                if drawn.ready():
+                    drawn.outcome()
+    ended |= {key: drawn.outcome() for key, drawn in drawing.items()}
     return [ended[plan.key] for plan in plans]
 
 
@@ -113,20 +123,44 @@ class _Plan:
         else:
             self._failures.append((task, error))
 
-    def outcome(self) -> Outcome | ExperimentError:
-        """Figure and claims from the code that ran, even if its file has changed since; or what went wrong."""
-        if self._refused is not None:
-            return self._refused
+    def error(self) -> ExperimentError | None:
+        """What went wrong, if anything did."""
         if self._failures:
             failure = _failure(self.experiment, self._failures, self._store)
             failure.__cause__ = self._failures[0][1]
             return failure
-        return _evaluate(self.experiment, self._scale, self._store, self._code)
+        return self._refused
+
+    def view(self) -> View:
+        """Figure and claims are those of the code that runs, even if its file has changed since."""
+        return _view(self.experiment, self._scale, self._store, self._code)
+
+
+class _Drawing:
+    """A figure on its way; once there it is kept beside its trials."""
+
+    def __init__(self, view: View, executor: Executor, store: Store) -> None:
+        self._view, self._store, self._drawn = view, store, executor.draw(view)
+        self._kept: Outcome | None = None
+
+    def ready(self) -> bool:
+        """Whether it has come and is not kept yet."""
+        return self._kept is None and self._drawn.done()
+
+    def outcome(self) -> Outcome:
+        """Wait for it, and keep it. What could not be drawn elsewhere is drawn here, or raises here."""
+        if self._kept is None:
+            try:
+                self._kept = self._drawn.result(PATIENCE)
+            except Exception:
+                self._kept = self._view.outcome()
+            self._kept.save(self._store.root)
+        return self._kept
 
 
 def evaluate(experiment: Experiment, scale: str, store: Store) -> Outcome:
     """Draw the figure and judge the claims from stored trials alone, and keep both beside them."""
-    return _evaluate(experiment, scale, store, fingerprint(experiment))
+    return _Drawing(_view(experiment, scale, store, fingerprint(experiment)), here, store).outcome()
 
 
 def records(experiment: Experiment, scale: str, store: Store) -> list[Record | None]:
@@ -134,7 +168,7 @@ def records(experiment: Experiment, scale: str, store: Store) -> list[Record | N
     return _records(experiment, scale, store, fingerprint(experiment))
 
 
-def _evaluate(experiment: Experiment, scale: str, store: Store, code: str) -> Outcome:
+def _view(experiment: Experiment, scale: str, store: Store, code: str) -> View:
     found = _records(experiment, scale, store, code)
     complete = [record for record in found if record is not None]
     if len(complete) < len(found):
@@ -142,9 +176,7 @@ def _evaluate(experiment: Experiment, scale: str, store: Store, code: str) -> Ou
             f"{len(found) - len(complete)} of {len(found)} trials of '{experiment.name}' are not stored in "
             f"{store.root}; run `lazyscope reproduce {experiment.name} --scale {scale}`."
         )
-    outcome = Outcome.of(experiment, scale, Trials(record.trial for record in complete), complete)
-    outcome.save(store.root)
-    return outcome
+    return View(experiment, scale, complete)
 
 
 def _records(experiment: Experiment, scale: str, store: Store, code: str) -> list[Record | None]:

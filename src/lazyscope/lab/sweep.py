@@ -15,9 +15,12 @@ from distributed import CancelledError, Future, KilledWorker
 from distributed.protocol.pickle import dumps
 
 from lazyscope.errors import LazyscopeError
+from lazyscope.lab.code import drawing_code
 from lazyscope.lab.crew import PATIENCE, ClusterNote, Crew
-from lazyscope.lab.executor import Ended, Measured, Task
+from lazyscope.lab.executor import Drawn, Ended, Measured, Task
+from lazyscope.lab.outcome import Outcome, View
 from lazyscope.lab.worker import OtherCodeError, measure
+from lazyscope.lab.worker import draw as on_worker
 
 _TICK = 2.0
 """Seconds without news after which to look whether there still are workers."""
@@ -69,9 +72,9 @@ class Sweep:
         while self._waiting:
             task = self._waiting.popleft()
             key = f"{task.experiment}-{uuid.uuid4()}"
-            # The scheduler loads what is submitted, and need not have lazyscope: it gets bytes, which run where loaded.
-            call = dumps(_Call(task))
-            future = self._client.submit(pickle.loads, call, key=key, workers=self._able, pure=False)
+            future = self._client.submit(
+                pickle.loads, dumps(_Call(measure, task)), key=key, workers=self._able, pure=False
+            )
             self._running[key] = (future, task)
             future.add_done_callback(self._ended.put)
         return bool(self._running)
@@ -166,14 +169,26 @@ class Sweep:
         self._running.clear()
 
 
+def draw(crew: Crew, view: View) -> Drawn:
+    """Have a worker draw, before it takes another trial."""
+    call = dumps(_Call(on_worker, view, drawing_code(view.experiment).fingerprint))
+    able = crew.able() if crew.mixed else None
+    key = f"draw-{view.experiment.name}-{uuid.uuid4()}"
+    drawn: Future[Outcome] = crew.client.submit(pickle.loads, call, key=key, workers=able, pure=False, priority=1)
+    return drawn
+
+
 class _Call:
-    """A task that is measured when it is unpickled, on a worker."""
+    """A call that is made when it is unpickled, on a worker.
 
-    def __init__(self, task: Task) -> None:
-        self._task = task
+    The scheduler loads what is submitted, and need not have lazyscope: so it gets bytes.
+    """
 
-    def __reduce__(self) -> tuple[Callable[[Task], Measured], tuple[Task]]:
-        return measure, (self._task,)
+    def __init__(self, function: Callable[..., object], *arguments: object) -> None:
+        self._call = function, arguments
+
+    def __reduce__(self) -> tuple[Callable[..., object], tuple[object, ...]]:
+        return self._call
 
 
 def _note(text: str) -> None:

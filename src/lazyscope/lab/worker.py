@@ -1,4 +1,4 @@
-"""What a Dask worker does with a task: make sure that it has the code which was asked for, then measure."""
+"""What a Dask worker does: make sure that it has the code which was asked for, then measure, or draw."""
 
 from __future__ import annotations
 
@@ -12,8 +12,9 @@ import psutil  # type: ignore[import-untyped]  # comes with distributed
 from distributed import get_worker
 
 from lazyscope.errors import LazyscopeError
-from lazyscope.lab.code import code_behind
+from lazyscope.lab.code import Code, code_behind, drawing_code
 from lazyscope.lab.executor import Measured, Task
+from lazyscope.lab.outcome import Outcome, View
 
 _ONE_AT_A_TIME = threading.Lock()
 """A worker may have several threads; trials set torch's own for the whole process, and tracing is not thread-safe."""
@@ -41,30 +42,34 @@ def measure(task: Task) -> Measured:
     """
     with _ONE_AT_A_TIME:
         worker = get_worker()
-        _verify(task, worker.address)
+        if (task.experiment, task.code) not in _verified:
+            _verify(code_behind(task.trial, task.experiment), task.code, task.experiment, worker.address)
+            _verified.add((task.experiment, task.code))
         if os.access(task.scratch.parent, os.W_OK):
             return task.measure(task.scratch)
         with tempfile.TemporaryDirectory(dir=worker.local_directory) as folder:
             return task.measure(Path(folder) / "scratch")
 
 
-def _verify(task: Task, address: str) -> None:
-    """Refuse unless the files here hash to the task's code, and are those that this process has loaded."""
-    known = (task.experiment, task.code)
-    if known in _verified:
-        return
-    code = code_behind(task.trial, task.experiment)
-    if code.fingerprint != task.code:
+def draw(view: View, code: str) -> Outcome:
+    """Figure and claims, by the code that was asked for."""
+    with _ONE_AT_A_TIME:
+        _verify(drawing_code(view.experiment), code, view.experiment.name, get_worker().address)
+        return view.outcome()
+
+
+def _verify(found: Code, asked: str, experiment: str, address: str) -> None:
+    """Refuse unless the files here hash to what was asked for, and are those that this process has loaded."""
+    if found.fingerprint != asked:
         raise OtherCodeError(
             address,
-            f"Worker {address} has other code behind '{task.experiment}' than the client; bring both to one commit and"
+            f"Worker {address} has other code behind '{experiment}' than the client; bring both to one commit and"
             " restart the worker.",
         )
     started = psutil.Process().create_time()
-    for module, file in code.files.items():
+    for module, file in found.files.items():
         if module in sys.modules and file.stat().st_mtime > started:
             raise OtherCodeError(
                 address,
                 f"{file} has changed since worker {address} was started, which may hold what it was; restart it.",
             )
-    _verified.add(known)
