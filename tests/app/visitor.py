@@ -87,9 +87,10 @@ class Visitor:
 
     def shown(self) -> str:
         """Panels and numbers, as they stand in the page."""
-        self.scene.locator("#panels svg").first.wait_for()
-        panels, numbers = (self.scene.locator(f"#{part}").inner_html() for part in ("panels", "numbers"))
-        return panels + numbers
+        # Both at once: between two questions another picture may come.
+        both = "svg => svg.closest('#panels').innerHTML + document.getElementById('numbers').innerHTML"
+        html: str = self.scene.locator("#panels svg").first.evaluate(both)
+        return html
 
     def changed(self, before: str) -> str:
         """Wait until something else is shown; what it is."""

@@ -37,11 +37,12 @@ def spoilt(trials: Trials, **changes: object) -> Trials:
     return Trials(Trial(trial.params, other(trial.result)) for trial in trials)
 
 
-@cache
+@cache  # once: the tests that use it are one group
 def deconvolved() -> Trials:
     return measured(deconvolution.EXPERIMENT, deconvolution.grid("quick"))
 
 
+@pytest.mark.xdist_group("deconvolved")
 def test_deconvolution_claims_and_figure() -> None:
     trials = deconvolved()
     assert all(held(deconvolution.claims(trials))), deconvolution.claims(trials)
@@ -49,6 +50,7 @@ def test_deconvolution_claims_and_figure() -> None:
         assert len(deconvolution.figure(trials).axes) == 6
 
 
+@pytest.mark.xdist_group("deconvolved")
 @pytest.mark.parametrize(
     ("changes", "which"),
     [

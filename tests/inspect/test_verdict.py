@@ -52,16 +52,22 @@ def judged(scale: float, width: int) -> Report:
     return inspect(Symmetrised(net), x, y, Square(), alphas=(1.0,), steps=60, seconds=1)
 
 
+judges = pytest.mark.xdist_group("judges")
+"""The tests of one grid of reports, which is made once."""
+
+
 @pytest.fixture(scope="module")
 def grid() -> dict[tuple[float, int], Report]:
     return {(scale, width): judged(scale, width) for scale in (0.2, 1.0, 5.0) for width in (16, 256)}
 
 
+@judges
 def test_kappa_orders_the_deviations(grid: dict[tuple[float, int], Report]) -> None:
     kappas = [report.kappa for report in grid.values()]
     assert spearmanr(kappas, [max(r.courses[0].distance) for r in grid.values()]).statistic >= 0.9
 
 
+@judges
 def test_both_ends_are_judged_as_theory_says_and_the_curves_agree_where_lazy(
     grid: dict[tuple[float, int], Report],
 ) -> None:
@@ -81,6 +87,7 @@ def test_both_ends_are_judged_as_theory_says_and_the_curves_agree_where_lazy(
                 assert other.verdict.lazy
 
 
+@judges
 def test_the_verdict_has_words_evidence_and_a_remedy(grid: dict[tuple[float, int], Report]) -> None:
     report = grid[0.2, 16]
     verdict = report.verdict

@@ -123,6 +123,7 @@ def test_a_worker_that_holds_old_code_gets_no_work(
 def test_figures_are_drawn_on_workers_and_here_where_theirs_may_differ(
     tmp_path: Path, cluster: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    tell(cluster, monkeypatch)
     tell_who = f"import pathlib\n    pathlib.Path({str(tmp_path / 'who.txt')!r}).write_text(str(os.getpid()))\n    "
     text = (Path(__file__).parent / "toy.py").read_text().replace("drawing, axes = ", f"{tell_who}drawing, axes = ")
     file = tmp_path / "traced.py"

@@ -10,6 +10,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import TypeAlias, final
 
 import torch
@@ -129,13 +130,12 @@ class BothLayers(Predictor):
         outer, inner = w[..., 0], w[..., 1:]
         active = (inner @ self.x.mT).relu_()  # (*batch, m, n)
         outputs = (outer[..., None, :] @ active).squeeze(-2) / w.shape[-2]
+        return outputs, partial(self._pull, w, active)
 
-        def pull(q: Tensor) -> Tensor:
-            lever = active.sign() @ (q[..., None] * self.x)
-            # relu(z) = z relu'(z): the outer gradient needs no second product with the activations.
-            return torch.cat([(inner * lever).sum(-1, keepdim=True), outer[..., None] * lever], dim=-1)
-
-        return outputs, pull
+    def _pull(self, w: Tensor, active: Tensor, q: Tensor) -> Tensor:
+        lever = active.sign() @ (q[..., None] * self.x)
+        # relu(z) = z relu'(z): the outer gradient needs no second product with the activations.
+        return torch.cat([(w[..., 1:] * lever).sum(-1, keepdim=True), w[..., :1] * lever], dim=-1)
 
     def kernel(self, w: Tensor) -> Tensor:
         outer, active = w[..., None, :, 0], (self.x @ w[..., 1:].mT).relu_()  # (*batch, n, m)
