@@ -206,18 +206,20 @@ def _highest(a: Tensor, b: Tensor, c: Tensor) -> tuple[Tensor, Tensor]:
     """
     dtype, a, b, c = a.dtype, a.double(), b.double(), c.double()
     aa, bb, cc, ab, bc, ac = ((left * right).sum(1) for left, right in ((a, a), (b, b), (c, c), (a, b), (b, c), (a, c)))
-    p2, q2, p4, q4 = (aa - cc) / 2, ab + bc, (aa + cc - 4 * bb - 2 * ac) / 8, (ab - bc) / 2
-
-    def height(theta: Tensor) -> Tensor:
-        waves = (2 * theta).cos(), (2 * theta).sin(), (4 * theta).cos(), (4 * theta).sin()
-        return sum((k[:, None] * w for k, w in zip((p2, q2, p4, q4), waves, strict=True)), torch.zeros_like(theta))
-
+    p2, q2, p4, q4 = weights = (aa - cc) / 2, ab + bc, (aa + cc - 4 * bb - 2 * ac) / 8, (ab - bc) / 2
     grid = torch.linspace(-math.pi / 2, math.pi / 2, _GRID + 1, dtype=torch.float64, device=a.device)
-    theta = grid[height(grid.expand(len(a), -1)).argmax(1)]
+    theta = grid[_height(weights, grid.expand(len(a), -1)).argmax(1)]
     for _ in range(4):
         s2, c2, s4, c4 = (2 * theta).sin(), (2 * theta).cos(), (4 * theta).sin(), (4 * theta).cos()
         first = 2 * (q2 * c2 - p2 * s2) + 4 * (q4 * c4 - p4 * s4)
         second = -4 * (p2 * c2 + q2 * s2) - 16 * (p4 * c4 + q4 * s4)
         step = torch.where(second < 0, -first / second, 0).clamp(-math.pi / _GRID, math.pi / _GRID)
-        theta = torch.where(height((theta + step)[:, None])[:, 0] >= height(theta[:, None])[:, 0], theta + step, theta)
+        then, now = (_height(weights, angle[:, None])[:, 0] for angle in (theta + step, theta))
+        theta = torch.where(then >= now, theta + step, theta)
     return theta.cos()[:, None].to(dtype), theta.sin()[:, None].to(dtype)
+
+
+def _height(weights: tuple[Tensor, ...], theta: Tensor) -> Tensor:
+    """The sum of these waves at angles (s, m)."""
+    waves = (2 * theta).cos(), (2 * theta).sin(), (4 * theta).cos(), (4 * theta).sin()
+    return sum((k[:, None] * w for k, w in zip(weights, waves, strict=True)), torch.zeros_like(theta))

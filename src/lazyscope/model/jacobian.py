@@ -124,31 +124,26 @@ class SecondDerivative(Bilinear):
         self._forwards = [_written_out(self.model, x) for x in self._batches]
 
     def pair(self, u: Float[Tensor, "s p"], v: Float[Tensor, "s p"]) -> Float[Tensor, "s N"]:
-        def product(forward: Callable[[Params], Tensor], first: Tensor, second: Tensor) -> Tensor:
-            def derivative(w: Params) -> Tensor:
-                out: Tensor = torch.func.jvp(forward, (w,), (_named(self.model, first),))[1]
-                return out
-
-            out: Tensor = torch.func.jvp(derivative, (dict(self.model.params),), (_named(self.model, second),))[1]
-            return out
-
-        return torch.cat([self._mapped(partial(product, forward), u, v) for forward in self._forwards], 1)
+        return torch.cat([self._mapped(partial(self._pair, forward), u, v) for forward in self._forwards], 1)
 
     def contract(self, g: Float[Tensor, "s N"], u: Float[Tensor, "s p"]) -> Float[Tensor, "s p"]:
-        def product(forward: Callable[[Params], Tensor], weights: Tensor, move: Tensor) -> Tensor:
-            def gradient(w: Params) -> dict[str, Tensor]:
-                (out,) = torch.func.vjp(forward, w)[1](weights)
-                return dict(out)
-
-            change = torch.func.jvp(gradient, (dict(self.model.params),), (_named(self.model, move),))[1]
-            return torch.cat([piece.flatten() for piece in change.values()])
-
         each = g.shape[1] // self._batches.n
         parts = g.split([each * flatten(x)[1][0].shape[0] for x in self._batches], 1)
         total = torch.zeros_like(u)
         for forward, part in zip(self._forwards, parts, strict=True):
-            total += self._mapped(partial(product, forward), part, u)
+            total += self._mapped(partial(self._contract, forward), part, u)
         return total
+
+    def _pair(self, forward: Callable[[Params], Tensor], first: Tensor, second: Tensor) -> Tensor:
+        moves = _named(self.model, first), _named(self.model, second)
+        derivative = lambda w: torch.func.jvp(forward, (w,), moves[:1])[1]  # noqa: E731
+        out: Tensor = torch.func.jvp(derivative, (dict(self.model.params),), moves[1:])[1]
+        return out
+
+    def _contract(self, forward: Callable[[Params], Tensor], weights: Tensor, move: Tensor) -> Tensor:
+        gradient = lambda w: dict(torch.func.vjp(forward, w)[1](weights)[0])  # noqa: E731
+        change = torch.func.jvp(gradient, (dict(self.model.params),), (_named(self.model, move),))[1]
+        return torch.cat([piece.flatten() for piece in change.values()])
 
     def compact(self) -> Bilinear:
         """The dense twin where it is small, and less than many products; itself elsewhere."""
