@@ -63,12 +63,14 @@ def run_all(
 
     def advance(plan: _Plan) -> None:
         progress(plan.experiment, plan.done, len(plan.points))
-        if plan.remaining > 0 or plan.key in drawing:
-            return
-        if error := plan.error():
-            ended[plan.key] = error
-        else:
-            drawing[plan.key] = _Drawing(plan.view(), executor, store)
+        if plan.remaining == 0 and plan.key not in drawing:
+            if error := plan.error():
+                ended[plan.key] = error
+            else:
+                drawing[plan.key] = _Drawing(plan.view(), executor, store)
+        for drawn in drawing.values():
+            if drawn.ready():
+                drawn.outcome()
 
     for plan in plans:
         advance(plan)
@@ -80,9 +82,6 @@ def run_all(
                 if plan.key == (task.experiment, task.code):
                     plan.settle(task, error)
                     advance(plan)
-            for drawn in drawing.values():
-                if drawn.ready():
-                    drawn.outcome()
     ended |= {key: drawn.outcome() for key, drawn in drawing.items()}
     return [ended[plan.key] for plan in plans]
 
@@ -140,7 +139,11 @@ class _Drawing:
     """A figure on its way; once there it is kept beside its trials."""
 
     def __init__(self, view: View, executor: Executor, store: Store) -> None:
-        self._view, self._store, self._drawn = view, store, executor.draw(view)
+        self._view, self._store = view, store
+        try:
+            self._drawn = executor.draw(view)
+        except Exception:  # a figure that cannot travel, or nobody left to draw it
+            self._drawn = here.draw(view)
         self._kept: Outcome | None = None
 
     def ready(self) -> bool:
