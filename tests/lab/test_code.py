@@ -1,4 +1,4 @@
-"""The hash changes when what a trial computes may have changed, and only then."""
+"""The hash changes when what a trial computes may have changed, and only then; that of a drawing sooner."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from lazyscope.lab import Experiment
-from lazyscope.lab.code import fingerprint
+from lazyscope.lab.code import drawing_code, fingerprint
 
 NET = "def width():\n    return 3\n"
 EXPERIMENT = '''
@@ -41,15 +41,15 @@ EXPERIMENT = Experiment("planted", "s", "t", {}, grid, trial, figure, claims)
 '''
 SOURCES = {"__init__": "", "net": NET, "picture": "def colour():\n    return 'red'\n", "one": EXPERIMENT}
 
-Plant = Callable[..., str]
+Plant = Callable[..., Experiment]
 
 
 @pytest.fixture
 def plant(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Plant]:
-    """Write a package with one passage replaced, import it, and return the hash of its experiment."""
+    """Write a package with one passage replaced, import it, and return its experiment."""
     monkeypatch.syspath_prepend(str(tmp_path))
 
-    def hash_of(module: str = "one", old: str = "", new: str = "") -> str:
+    def planted(module: str = "one", old: str = "", new: str = "") -> Experiment:
         folder = tmp_path / "planted"
         folder.mkdir(exist_ok=True)
         for name, text in SOURCES.items():
@@ -60,9 +60,9 @@ def plant(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Plant]:
         importlib.invalidate_caches()
         experiment = importlib.import_module("planted.one").EXPERIMENT
         assert isinstance(experiment, Experiment)
-        return fingerprint(experiment)
+        return experiment
 
-    yield hash_of
+    yield planted
     for name in [name for name in sys.modules if name.partition(".")[0] == "planted"]:
         del sys.modules[name]
 
@@ -77,7 +77,7 @@ def plant(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Plant]:
     ],
 )
 def test_computation_counts(plant: Plant, module: str, old: str, new: str) -> None:
-    assert plant(module, old, new) != plant()
+    assert fingerprint(plant(module, old, new)) != fingerprint(plant())
 
 
 @pytest.mark.parametrize(
@@ -94,4 +94,21 @@ def test_computation_counts(plant: Plant, module: str, old: str, new: str) -> No
     ],
 )
 def test_the_rest_does_not(plant: Plant, module: str, old: str, new: str) -> None:
-    assert plant(module, old, new) == plant()
+    assert fingerprint(plant(module, old, new)) == fingerprint(plant())
+
+
+@pytest.mark.parametrize(
+    ("module", "old", "new"),
+    [
+        ("one", "return colour()", "return colour() * 2"),
+        ("one", 'Claim("a"', 'Claim("b"'),
+        ("picture", "'red'", "'blue'"),
+    ],
+)
+def test_for_a_figure_drawn_elsewhere_they_count(plant: Plant, module: str, old: str, new: str) -> None:
+    assert drawing_code(plant(module, old, new)).fingerprint != drawing_code(plant()).fingerprint
+
+
+def test_so_does_the_lab(plant: Plant) -> None:
+    files = drawing_code(plant()).files
+    assert {"planted.one", "planted.picture", "lazyscope", "lazyscope.lab.fit", "lazyscope.lab.style"} <= files.keys()

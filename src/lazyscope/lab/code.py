@@ -31,30 +31,37 @@ def fingerprint(experiment: Experiment) -> str:
 
 
 def drawing_code(experiment: Experiment) -> Code:
-    """What draws and judges the trials, as it stands on the disk."""
-    figure, claims = (code_behind(part, experiment.name) for part in (experiment.figure, experiment.claims))
-    return Code(figure.fingerprint + claims.fingerprint, {**figure.files, **claims.files})
+    """What draws and judges the trials: every file of lazyscope, the lab's with them, and what they import besides."""
+    files: dict[str, Path] = {}
+    for part in (experiment.figure, experiment.claims):
+        files |= code_behind(part, experiment.name).files
+    package = Path(__file__).parents[1]
+    for path in package.rglob("*.py"):
+        inside = path.relative_to(package.parent).with_suffix("").parts
+        files[".".join(inside).removesuffix(".__init__")] = path
+    texts = [f"{name}\n{files[name].read_text(encoding='utf-8')}" for name in sorted(files)]
+    return Code(_hash(texts), files)
 
 
 @dataclass(frozen=True)
 class Code:
-    """The code behind a trial: its hash, and the file of every module that counts in it."""
+    """The code behind a function: its hash, and the file of every module that counts in it."""
 
     fingerprint: str
     files: dict[str, Path]
 
 
-def code_behind(trial: Callable[..., object], experiment: str) -> Code:
+def code_behind(function: Callable[..., object], experiment: str) -> Code:
     """What a function of this experiment, such as its trial, computes, as it stands on the disk."""
-    while isinstance(trial, partial):
-        trial = trial.func
-    file = inspect.getsourcefile(trial)
+    while isinstance(function, partial):
+        function = function.func
+    file = inspect.getsourcefile(function)
     if file is None:
         raise ExperimentError(f"'{experiment}' has a function without a source file; define it in a module.")
-    own = _reached(_tree(Path(file).read_text(encoding="utf-8")), trial.__name__)
+    own = _reached(_tree(Path(file).read_text(encoding="utf-8")), function.__name__)
     modules: dict[str, str] = {}
-    files = {trial.__module__: Path(file)}
-    packages = {"lazyscope", trial.__module__.partition(".")[0]}
+    files = {function.__module__: Path(file)}
+    packages = {"lazyscope", function.__module__.partition(".")[0]}
     waiting = _chosen(_imports(own), packages)
     while waiting:
         name = waiting.pop()
@@ -65,7 +72,11 @@ def code_behind(trial: Callable[..., object], experiment: str) -> Code:
         modules[name], files[name] = text.code, path
         waiting |= _chosen(text.imports, packages)
     texts = [ast.unparse(node) for node in own] + [f"{name}\n{modules[name]}" for name in sorted(modules)]
-    return Code(hashlib.sha256("\n".join(texts).encode()).hexdigest()[:16], files)
+    return Code(_hash(texts), files)
+
+
+def _hash(texts: list[str]) -> str:
+    return hashlib.sha256("\n".join(texts).encode()).hexdigest()[:16]
 
 
 def _reached(tree: ast.Module, root: str) -> list[ast.stmt]:
