@@ -62,6 +62,7 @@ def test_margin_claims_hold_and_the_figure_is_drawn() -> None:
         ("best", "bound", lambda v: v * (1 + 2e-6), 2),
         ("best", "proved", lambda v: 0, 2),
         ("width", "both", lambda v: 0.94 * v, 3),
+        ("width", "both", lambda v: np.where(np.arange(len(v)) == 1, 0.94, 1) * v, 3),  # one draw
         ("width", "both", lambda v: 1.1 * v, 3),
         ("width", "output", lambda v: 0.94 * v, 4),
         ("width", "output", lambda v: 1.1 * v, 4),
@@ -82,7 +83,7 @@ def test_margin_trials_measure() -> None:
     best, width, error = margin.trial(
         [
             {"kind": "best", **plane},
-            {"kind": "width", "width": 64, "steps": 200, "temperature": 0.1, **plane},
+            {"kind": "width", "width": 64, "size": 1.0, "steps": 200, **plane},
             {"kind": "error", "samples": 40, "dim": 4, "width": 50, "seeds": 2, "steps": 150},
         ],
         CPU,

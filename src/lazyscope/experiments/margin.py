@@ -23,6 +23,10 @@ TIMES = torch.logspace(0, 6, 19, dtype=torch.float64)
 TEST = 4000
 SIGHT = np.linspace(-0.75, 0.75, 101)
 """The pictures' pixels along either axis."""
+SIZE = 10.0
+"""Of the nets whose margins are compared with what is possible, in units of a Gaussian start. From 1, soft-min and
+pressure are even over all samples while the neurons turn, and every neuron near some direction may be drawn away before
+that direction is needed: the flow of finitely many neurons then ends below the maximum."""
 _TEST, _NET = 2, 3
 """Parts of what a seed draws: the clusters take 0 for their labels and 1 for training."""
 
@@ -33,7 +37,7 @@ def grid(scale: str) -> list[Params]:
     seeds, width = (10, 1000) if paper else (3, 100)
     widths = [2**k for k in range(3, 11)] if paper else [8, 64, 1024]
     plane: Params = {"samples": 64 if paper else 32, "seeds": seeds}
-    steps = (6000, 800) if paper else (1200, 300)
+    steps = (16_000, 800) if paper else (4000, 300)
     counts, dims = ([32, 64, 128, 256, 512], [5, 10, 15, 20, 25]) if paper else ([32, 128], [5, 15])
     at = (15, 256) if paper else (15, 128)
     sizes = list(dict.fromkeys([*((n, at[0]) for n in counts), *((at[1], d) for d in dims)]))
@@ -41,9 +45,8 @@ def grid(scale: str) -> list[Params]:
     shown: Params = {"side": 4, "samples": 100, "width": 500, "steps": 6000}
     points += [{"kind": "picture", **(shown if paper else {"side": 3, "samples": 60, "width": 200, "steps": 600})}]
     points += [{"kind": "best", **plane}]
-    points += [
-        {"kind": "width", "width": m, "steps": steps[0], "temperature": 0.05 if paper else 0.1, **plane} for m in widths
-    ]
+    nets = [(m, SIZE) for m in widths] + [(widths[-1], 1.0)]
+    points += [{"kind": "width", "width": m, "size": size, "steps": steps[0], **plane} for m, size in nets]
     task: Params = {"kind": "error", "width": width, "seeds": seeds, "steps": steps[1]}
     return points + [{**task, "samples": n, "dim": d} for n, d in sizes]
 
@@ -107,7 +110,7 @@ def best(point: Params, device: torch.device) -> Result:
 def width(point: Params, device: torch.device) -> Result:
     """Margins of trained nets in d = 3, and the SVM's on the same random features (0 where they do not separate)."""
     (x, y), m = _plane(point, device), int(point["width"])
-    both, _ = train_both(x, y, m, _seeds(point), int(point["steps"]), float(point["temperature"]))
+    both, _ = train_both(x, y, m, _seeds(point), int(point["steps"]), temperature=0.05, size=float(point["size"]))
     output, _ = train_output(x, y, m, _seeds(point))
     features = (x @ starts(m, 3, _seeds(point)).to(x)[..., 1:].mT).relu()
     solved = [_svm_of(phi @ phi.T / m, labels) for phi, labels in zip(features, y, strict=True)]
@@ -144,13 +147,13 @@ def starts(m: int, dim: int, seeds: list[int]) -> Tensor:
 
 
 def train_both(
-    x: Tensor, y: Tensor, m: int, seeds: list[int], steps: int, temperature: float = 0.1
+    x: Tensor, y: Tensor, m: int, seeds: list[int], steps: int, *, temperature: float = 0.1, size: float = 1.0
 ) -> tuple[Tensor, Net]:
     """The flow of both layers, in float32: margins in variation norm, ‖ν‖ = (1/m)Σ|c_j|‖a_j‖, and the classifier.
 
     ‖w‖ is held once the soft-min is within `temperature` of the margin, relatively; it is within a fifth of that.
     """
-    start = starts(m, x.shape[-1], seeds).to(x.device)
+    start = size * starts(m, x.shape[-1], seeds).to(x.device)
     flow = margin_flow(BothLayers(x.float()), y.float(), start, tolerance=temperature, settle=steps, steps=steps)
     w = flow.final.double()
     norm = (w[..., 0].abs() * torch.linalg.vector_norm(w[..., 1:], dim=-1)).sum(-1)
@@ -171,12 +174,13 @@ def claims(trials: Trials) -> list[Claim]:
     worst = max(float(np.asarray(one.result["angle"])[-1].max()) for one in flows)
     rates = [_rate(np.asarray(one.result["log_time"]), np.asarray(one.result["angle"])) for one in flows]
     far = max(abs(float(rate) + 1) for rate in np.concatenate(rates))
-    limit, wide = trials.where(kind="best")[0].result, trials.where(kind="width")[-1]
+    limit, wide = trials.where(kind="best")[0].result, trials.where(kind="width", size=SIZE)[-1]
     m = wide.params["width"]
     possible, bound, proved = np.asarray(limit["variation"]), np.asarray(limit["bound"]), bool(limit["proved"])
     gap = float((bound / possible - 1).max())
     both, output = (np.asarray(wide.result[k]) for k in ("both", "output"))
     first, second = both / possible, output / np.asarray(wide.result["svm"])
+    small = np.asarray(trials.where(kind="width", size=1.0)[0].result["both"]) / possible
     above = max(float((np.asarray(one.result["both"]) / bound).max()) for one in trials.where(kind="width"))
     errors = trials.where(kind="error", dim=15)
     count = max(int(one.params["samples"]) for one in trials.where(kind="error", dim=5))
@@ -202,16 +206,17 @@ def claims(trials: Trials) -> list[Claim]:
             gap <= 1e-6 and proved,
         ),
         Claim(
-            f"both layers trained, m = {m}: margins within 5% of F₁'s, and no net above its bound",
+            f"both layers trained, m = {m}: every draw's margin within 5% of F₁'s, and no net above its bound",
             "ν_t/‖ν_t‖ solves it",
-            f"{np.median(first):.1%} of it; at most {above:.1%}",
-            bool(np.median(first) >= 0.95 and above <= 1 + 1e-6),
+            f"{first.min():.1%} … {first.max():.1%} of it (from a start {SIZE:g} times smaller {small.min():.1%} … "
+            f"{small.max():.1%}); no net above {above:.1%}",
+            bool(first.min() >= 0.95 and above <= 1 + 1e-6),
         ),
         Claim(
-            f"output layer trained, m = {m}: margins within 5% of F₂'s, the SVM on the same features",
+            f"output layer trained, m = {m}: every draw's margin within 5% of F₂'s, the SVM on the same features",
             "the same for a Hilbert space",
-            f"{np.median(second):.1%} of it",
-            bool(np.median(second) >= 0.95 and second.max() <= 1 + 1e-6),
+            f"{second.min():.1%} … {second.max():.1%} of it",
+            bool(second.min() >= 0.95 and second.max() <= 1 + 1e-6),
         ),
         Claim(
             f"d = 15, n = {count}: training both layers gives the lower error",
@@ -262,8 +267,10 @@ def _classifier(axis: Axes, shown: Result, name: str, title: str) -> None:
 
 
 def _margins(axis: Axes, trials: Trials) -> None:
-    flows, limit = trials.where(kind="width"), trials.where(kind="best")[0].result
+    flows, limit = trials.where(kind="width", size=SIZE), trials.where(kind="best")[0].result
     m = flows.column("width")
+    small = np.asarray(trials.where(kind="width", size=1.0)[0].result["both"]) / np.asarray(limit["variation"])
+    axis.plot(np.full(len(small), m[-1]), small, "_", color=RED, markersize=9, label="both layers, start of size 1")
     for name, over, colour, mark, label in (
         ("both", limit["variation"], BLUE, "o-", "both layers / F₁ linear program"),
         ("output", limit["kernel"], ORANGE, "o-", "output layer / F₂ at $m = \\infty$"),
@@ -316,7 +323,7 @@ EXPERIMENT = Experiment(
     name="margin",
     source="Chizat 2020 (talk), Exponential loss and implicit bias",
     title="Gradient flow finds max-margin classifiers, of F₁ or of F₂",
-    cost={"quick": "12 s on two cores", "paper": "half an hour on two cores, minutes on a GPU"},
+    cost={"quick": "20 s on two cores", "paper": "half an hour on two cores, minutes on a GPU"},
     grid=grid,
     trial=trial,
     figure=figure,
