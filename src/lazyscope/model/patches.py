@@ -49,26 +49,31 @@ class Patches:
         *,
         size: int = 6,
         bias: float | int = 0.5,
+        contrast: float | int = CONTRAST,
+        whitening: float | int = WHITENING,
         seed: int = 0,
     ) -> Patches:
-        """From random places of random images; the same on every machine up to rounding."""
+        """From random places of random images; the same on every machine up to rounding.
+
+        ε and ρ are `contrast` mean variances and `whitening` mean eigenvalues; large ones leave patches as they are.
+        """
         if min(x.shape[-2:]) < size:
             raise InputError(
                 f"Images of {x.shape[-2]}×{x.shape[-1]} hold no patches of {size}×{size}; make them smaller."
             )
         random = torch.Generator().manual_seed(seed)
         sample = _random_patches(x, SAMPLE, size, random)
-        contrast = CONTRAST * float(sample.var(1, correction=0).mean())
-        sample = _normalised(sample, contrast)
+        level = float(contrast * sample.var(1, correction=0).mean())
+        sample = _normalised(sample, level)
         mean = sample.mean(0)
         centred = sample - mean
         values, vectors = torch.linalg.eigh(centred.T @ centred / len(centred))
-        whitening = (vectors * (values.clamp(min=0) + WHITENING * values.mean()).rsqrt()) @ vectors.T
-        drawn = (_normalised(_random_patches(x, filters, size, random), contrast) - mean) @ whitening
-        folded = F.normalize(drawn, dim=1) @ whitening
+        root = (vectors * (values.clamp(min=0) + whitening * values.mean()).rsqrt()) @ vectors.T
+        drawn = (_normalised(_random_patches(x, filters, size, random), level) - mean) @ root
+        folded = F.normalize(drawn, dim=1) @ root
         # ⟨k, p - p̄⟩ = ⟨k - k̄, p⟩: the mean is removed from the kernel once, not from every patch.
         kernels = (folded - folded.mean(1, keepdim=True)).reshape(-1, x.shape[1], size, size)
-        return Patches(kernels.to(x), (folded @ mean).to(x), contrast, float(bias))
+        return Patches(kernels.to(x), (folded @ mean).to(x), level, float(bias))
 
     def blocks(
         self, x: Float[Tensor, "n channels height width"], filters: int = 256, images: int = 2048

@@ -29,6 +29,9 @@ WIDTHS = (1.0, 3.0, 10.0)
 FLOOR = 0.03
 """Added to scattering coefficients, in units of their mean, before the logarithm."""
 
+PLAIN, WHITENED = 1e3, 3.0
+"""Contrast (none is divided out) and whitening of places: the logarithms are in units of their deviations already."""
+
 COLOURS = ((0.299, 0.587, 0.114), (-0.147, -0.289, 0.436), (0.615, -0.515, -0.100))
 """Red, green, blue to luminance and two differences (YUV, ITU-R BT.601)."""
 
@@ -69,9 +72,7 @@ def random_feature_accuracy(
 
     def fit(x: Tensor, y: Tensor) -> Ridge:
         patches = Patches.draw(x[: len(y)], filters, seed=seed)
-        mirrored = zip(patches.blocks(x), patches.blocks(x.flip(-1)), strict=True)
-        blocks = (_centred(block + mirror, len(y)) for block, mirror in mirrored)
-        return kernel_ridge(gram(blocks), y, ridges=RIDGES, error=misclassified)
+        return kernel_ridge(_kernel(patches, x, x.flip(-1), len(y)), y, ridges=RIDGES, error=misclassified)
 
     return _measured(fit, (x_train, y_train), (x_test, y_test), seed, device)
 
@@ -82,23 +83,30 @@ def scattering_accuracy(
     x_test: Float[Tensor, "k channels height width"],
     y_test: Int[Tensor, " k"],
     *,
+    filters: int = 8192,
     seed: int = 0,
     device: torch.device | str | None = None,
 ) -> Accuracy:
-    """Kernel ridge with a Gaussian kernel on the logarithms of scattering coefficients of order 2 at scale 4.
+    """Kernel ridge with a kernel of two layers on the logarithms of scattering coefficients of order 2 at scale 4.
 
-    Colours are taken apart into luminance and differences first; the width of the kernel is chosen as λ is, on images
-    held out. Images and device are as for `random_feature_accuracy`; memory holds one float32 kernel more.
+    Colours are taken apart into luminance and differences first. The first layer compares places: features
+    max(±⟨f, q⟩, 0) of `Patches` of 3×3 places, f that of a random training image, averaged over quarters of the image.
+    The second is a Gaussian kernel of them, whose width is chosen as λ is, on images held out. Images and device are as
+    for `random_feature_accuracy`; memory holds one float32 kernel more.
     """
 
     def fit(x: Tensor, y: Tensor) -> Ridge:
         transform = Scattering((x.shape[2], x.shape[3]), device=x.device)
         x = _colours(x)
-        features = _logarithms(transform(x), len(y)).add_(_logarithms(transform(x.flip(-1)), len(y)))
-        features = _centred(features, len(y))
+        maps, mirrored = (_logarithms(transform(side), len(y)) for side in (x, x.flip(-1)))
+        seen = maps[: len(y)]
         # Logarithms vary by their own order of magnitude; those that hardly do, hold rounding.
-        features /= features[: len(y)].std(0).clamp_(min=0.01)
-        linear = gram(features.split(4096, dim=1))
+        mean, spread = seen.mean((0, 2, 3), keepdim=True), seen.std((0, 2, 3), keepdim=True).clamp_(min=0.01)
+        for side in (maps, mirrored):
+            side.sub_(mean).div_(spread)
+        size = min(3, *maps.shape[2:])
+        local = Patches.draw(seen, filters, size=size, bias=0, contrast=PLAIN, whitening=WHITENED, seed=seed)
+        linear = _kernel(local, maps, mirrored, len(y))
         fits = (
             kernel_ridge(gaussian(linear.clone(), len(y), width), y, ridges=RIDGES, error=misclassified)
             for width in WIDTHS
@@ -113,6 +121,12 @@ def misclassified(outputs: Tensor, targets: Tensor) -> Tensor:
     return (outputs.argmax(-1) != targets.argmax(-1)).double().mean()
 
 
+def _kernel(patches: Patches, x: Tensor, mirrored: Tensor, train: int) -> Tensor:
+    """Of the features of images and their mirror images, less the mean of the training images."""
+    pairs = zip(patches.blocks(x), patches.blocks(mirrored), strict=True)
+    return gram(_centred(block + mirror, train) for block, mirror in pairs)
+
+
 def _centred(features: Tensor, train: int) -> Tensor:
     """Less the mean over the training rows, so that the constant needs no ridge."""
     return features - features[:train].mean(0)
@@ -125,7 +139,7 @@ def _colours(x: Tensor) -> Tensor:
 
 def _logarithms(
     coefficients: Float[Tensor, "n channels paths rows columns"], train: int
-) -> Float[Tensor, "n features"]:
+) -> Float[Tensor, "n features rows columns"]:
     """Order 0 in units of its deviation, the logarithm of the others.
 
     Moduli of wavelets vary by orders of magnitude with the contrast of an image (Oyallon, Mallat 2015).
@@ -136,7 +150,7 @@ def _logarithms(
     size = seen[:, :, 1:].mean((0, 3, 4), keepdim=True)
     size = size.clamp(min=1e-3 * float(size.max()))
     high = coefficients[:, :, 1:].clamp(min=0).div(size).add_(FLOOR).log_()
-    return torch.cat([low, high], dim=2).flatten(1)
+    return torch.cat([low, high], dim=2).flatten(1, 2)
 
 
 def _measured(
