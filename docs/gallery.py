@@ -49,7 +49,7 @@ def shown(outcome: Outcome, name: str) -> list[str]:
     return [
         f"![{escape(outcome.title)}](outcomes/{name}/{outcome.scale}.png)",
         table,
-        f"<small>{outcome.scale} scale, {outcome.trials} trials, {outcome.seconds:.0f} s on "
+        f"<small>{outcome.scale} scale, {outcome.trials} trials, {outcome.seconds:.0f} s added up, on "
         f"{escape(', '.join(origin['device']))}; "
         f"commit {', '.join(filter(None, origin['commit'])) or 'unknown'}; "
         f"{origin['date'][0][:10]}; `{escape('; '.join(origin['command']))}`</small>",
