@@ -103,6 +103,10 @@ def test_the_verdict_has_words_evidence_and_a_remedy(grid: dict[tuple[float, int
     assert diverged.word is Word.UNSTABLE
     hardly = replace(report.courses[0], loss=tuple(1.0 for _ in report.courses[0].loss))
     assert "hardly fallen" in judge(report.scale, [hardly], report.tangents).sentence
+    risen = replace(hardly, loss=(*hardly.loss[:-1], 1.5))
+    sentence = judge(report.scale, [risen], report.tangents).sentence
+    assert all(words in sentence for words in ("rose to 150", "above its start"))
+    assert "hardly" not in sentence
 
 
 @settings(deadline=None, max_examples=100)

@@ -87,7 +87,7 @@ class Course:
                 "The largest ‖y - ȳ‖/‖h(w₀) - y*‖: of the order of κ by Theorem 2.3.",
                 "%",
             ),
-            Reading("loss fell to", self.fell_to, f"The last loss over the first, after {self.steps[-1]} steps.", "%"),
+            Reading("last loss", self.fell_to, f"The last loss over the first, after {self.steps[-1]} steps.", "%"),
             Reading("weights moved", last.weights, "‖w - w₀‖/‖w₀‖: lazy training moves them hardly.", "%"),
             Reading("kernel drift", last.kernel, "‖K_T - K₀‖/‖K₀‖ after training: zero for a tangent model.", "%"),
             Reading("feature drift", last.features, "‖φ_T - φ₀‖/‖φ₀‖ of what enters the last layer.", "%"),

@@ -71,8 +71,10 @@ def judge(scale: Scale, courses: Sequence[Course], beside: Tangents) -> Verdict:
 
 
 def _sentence(word: Word, own: Course) -> str:
+    went = "fell" if own.fell_to <= 1 else "rose"
     fitted = (
-        f"Over {own.steps[-1]} steps of gradient descent, with a loss that fell to {percent(own.fell_to)} of its start,"
+        f"Over {own.steps[-1]} steps of gradient descent, with a loss that {went} to {percent(own.fell_to)} of its"
+        " start,"
     )
     gap = percent(own.unexplained)
     words = {
@@ -85,10 +87,16 @@ def _sentence(word: Word, own: Course) -> str:
         Word.UNSTABLE: "Training diverged with a step that the tangent model bears: the curvature grew on the way. The"
         " tangent says nothing about this model; that is not lazy.",
     }
-    short_run = "" if own.fell_to < FITTED or word is Word.UNSTABLE else (
+    if own.fell_to < FITTED or word is Word.UNSTABLE:
+        return words[word]
+    if own.fell_to > 1:
+        return words[word] + (
+            " But the loss ended above its start: training sharpened the model until the step was too long for it; its"
+            " curve shows from where on."
+        )
+    return words[word] + (
         " But the loss has hardly fallen: give it more time (seconds=…, steps=…) before you rely on this."
-    )  # fmt: skip
-    return words[word] + short_run
+    )
 
 
 def _evidence(scale: Scale, own: Course, beside: Tangents) -> list[Evidence]:
