@@ -18,11 +18,10 @@ from lazyscope.data.augment import Batches
 from lazyscope.data.images import Images
 from lazyscope.diagnose.activations import activation_stability
 from lazyscope.diagnose.drift import weight_displacement
-from lazyscope.flow.checkpoint import Checkpoint
 from lazyscope.flow.precision import TF32
-from lazyscope.flow.training import Recipe, Trained, compiled, eager, evaluate, harmonic, train
+from lazyscope.flow.training import Recipe, compiled, eager, evaluate, harmonic, train
 from lazyscope.lab.experiment import Claim, Experiment, Params, Result, Trials
-from lazyscope.lab.scratch import scratch
+from lazyscope.lab.scratch import checkpoint
 from lazyscope.lab.style import BLACK, BLUE, GREEN, ORANGE, panels
 from lazyscope.model.base import Model
 from lazyscope.model.transform import Scaled
@@ -100,7 +99,8 @@ def _train(point: Params, device: torch.device) -> Result:
     def watch(now: nn.Module) -> dict[str, float]:
         return dict(zip(("test_loss", "test_accuracy"), evaluate(now, square, x, y, size=setting.size), strict=True))
 
-    trained = _resumable(net, batches, recipe, watch)
+    with checkpoint() as file:
+        trained = train(net, square, batches, recipe, watch=watch, every=5, checkpoint=file)
     v = {name: value.detach() for name, value in net.named_parameters()}
     stability = activation_stability(model, x, v, alpha)
     train_loss, train_accuracy = evaluate(net, square, seen.normalised(), seen.labels, size=setting.size)
@@ -118,17 +118,6 @@ def _train(point: Params, device: torch.device) -> Result:
         "displacement": weight_displacement(model.params, after)[""],
         "travel": float(net.displacement()),
     }
-
-
-def _resumable(
-    net: nn.Module, batches: Batches, recipe: Recipe, watch: Callable[[nn.Module], dict[str, float]]
-) -> Trained:
-    """Training that goes on where a killed run had come to; outside of the lab there is nothing to come back to."""
-    folder = scratch()
-    if folder is None:
-        return train(net, square, batches, recipe, watch=watch, every=5)
-    with Checkpoint(folder / "training.pt") as checkpoint:
-        return train(net, square, batches, recipe, watch=watch, every=5, checkpoint=checkpoint)
 
 
 def claims(trials: Trials) -> list[Claim]:

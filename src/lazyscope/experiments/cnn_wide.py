@@ -20,11 +20,10 @@ from lazyscope.data import cifar10, digits
 from lazyscope.data.augment import Batches
 from lazyscope.data.images import Images
 from lazyscope.diagnose.activations import activation_stability
-from lazyscope.flow.checkpoint import Checkpoint
 from lazyscope.flow.precision import BF16, FLOAT32, Precision
-from lazyscope.flow.training import Recipe, Trained, compiled, eager, evaluate, one_cycle, train
+from lazyscope.flow.training import Recipe, compiled, eager, evaluate, one_cycle, train
 from lazyscope.lab.experiment import Claim, Experiment, Params, Result, Trials
-from lazyscope.lab.scratch import scratch
+from lazyscope.lab.scratch import checkpoint
 from lazyscope.lab.style import BLUE, GREEN, ORANGE, panels
 from lazyscope.model.base import Model
 from lazyscope.model.initialise import xavier_
@@ -180,7 +179,9 @@ def _net(point: Params, device: torch.device) -> Result:
         found = evaluate(now, F.cross_entropy, x, y, size=setting.size, precision=setting.precision)
         return dict(zip(("test_loss", "test_accuracy"), found, strict=True))
 
-    trained = _resumable(net, batches, recipe, watch)
+    # Every fifth epoch: the state of a net of half a billion parameters has gigabytes.
+    with checkpoint(every=5) as file:
+        trained = train(net, F.cross_entropy, batches, recipe, watch=watch, every=2, checkpoint=file)
     few = seen[:10_000]  # of the training images, without augmentation
     train_loss, train_accuracy = evaluate(
         net, F.cross_entropy, few.normalised(), few.labels, size=setting.size, precision=setting.precision
@@ -196,17 +197,6 @@ def _net(point: Params, device: torch.device) -> Result:
         v = {each: value.detach() for each, value in net.named_parameters()}
         result["stability"] = activation_stability(model, x[:PROBE], v, ALPHA, size=64).mean
     return result
-
-
-def _resumable(
-    net: nn.Module, batches: Batches, recipe: Recipe, watch: Callable[[nn.Module], dict[str, float]]
-) -> Trained:
-    folder = scratch()
-    if folder is None:
-        return train(net, F.cross_entropy, batches, recipe, watch=watch, every=2)
-    # Every fifth epoch: the state of a net of half a billion parameters has gigabytes.
-    with Checkpoint(folder / "training.pt", every=5) as checkpoint:
-        return train(net, F.cross_entropy, batches, recipe, watch=watch, every=2, checkpoint=checkpoint)
 
 
 def _features(point: Params, device: torch.device) -> Result:

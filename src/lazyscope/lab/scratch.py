@@ -7,6 +7,8 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from pathlib import Path
 
+from lazyscope.flow.checkpoint import Checkpoint
+
 _current: ContextVar[Path | None] = ContextVar("scratch", default=None)
 
 
@@ -23,3 +25,17 @@ def lent(folder: Path) -> Iterator[None]:
         yield
     finally:
         _current.reset(token)
+
+
+@contextmanager
+def checkpoint(every: int = 1) -> Iterator[Checkpoint | None]:
+    """A checkpoint in that folder, with which training goes on where a killed run had come to.
+
+    None outside of the lab, where there is nothing to come back to.
+    """
+    folder = scratch()
+    if folder is None:
+        yield None
+    else:
+        with Checkpoint(folder / "training.pt", every=every) as file:
+            yield file
