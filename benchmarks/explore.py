@@ -51,13 +51,14 @@ def through_the_browser() -> None:
         visitor = Visitor(browser, address)
         for name, tab in TABS.items():
             visitor.open(tab=name)
-            seconds = []
+            seconds: dict[str, float] = {}
             for key, setting in tab.settings.items():
                 if isinstance(setting, Steps) and not (name == "convex" and key == "start"):
                     begin = time.perf_counter()
                     visitor.move(key, setting)
-                    seconds.append(time.perf_counter() - begin)
-            print(f"{name:14} key to picture {min(seconds):.2f} to {max(seconds):.2f} s")
+                    seconds[key] = time.perf_counter() - begin
+            shown = ", ".join(f"{key} {value:.2f}" for key, value in seconds.items())
+            print(f"{name:14} key to picture {min(seconds.values()):.2f} to {max(seconds.values()):.2f} s ({shown})")
 
 
 def main() -> None:

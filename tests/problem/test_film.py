@@ -6,7 +6,7 @@ import torch
 
 from lazyscope.data.clusters import Clusters
 from lazyscope.flow.margin import BothLayers, Linear, margin_flow
-from lazyscope.problem.film import MarginFilm, both_layers, features, output_layer
+from lazyscope.problem.film import REACH, MarginFilm, both_layers, features, output_layer
 
 
 def task() -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
@@ -28,7 +28,7 @@ def test_both_layers() -> None:
     # f is without the factor 1/m
     norms = torch.stack([predictor.norm(w) ** 2 for w in film.w]) * len(start)
     assert torch.allclose(margins(film, x, y, norms), film.margin)
-    flow = margin_flow(predictor, y, start, tolerance=0.1, settle=60, steps=film.steps[-1])
+    flow = margin_flow(predictor, y, start, tolerance=0.1, settle=60, steps=film.steps[-1], reach=REACH)
     assert torch.allclose(flow.margin[-1], film.margin[-1])
     assert film.margin[-1] > film.margin[0]
 
@@ -40,7 +40,6 @@ def test_output_layer() -> None:
     assert bool((film.w[..., 1:] == start[:, 1:]).all())
     norms = torch.linalg.vector_norm(film.w[1:, :, 0], dim=-1) * len(start) ** 0.5
     assert torch.allclose(margins(film, x, y, torch.cat([norms[:1], norms]))[1:], film.margin[1:])
-    flow = margin_flow(
-        Linear(features(x, start)), y, torch.zeros(40, dtype=torch.float64), tolerance=0.05, steps=film.steps[-1]
-    )
+    zero = torch.zeros(40, dtype=torch.float64)
+    flow = margin_flow(Linear(features(x, start)), y, zero, tolerance=0.05, steps=film.steps[-1], reach=REACH)
     assert torch.allclose(flow.margin[-1], film.margin[-1])

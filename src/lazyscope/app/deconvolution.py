@@ -110,7 +110,7 @@ def scene(result: Result) -> Scene:
                 equal=True,
             ),
             Panel(
-                "DualCertificate η at the end: red where it exceeds 1",
+                "Certificate η at the end: red where it exceeds 1",
                 *axes,
                 [Picture(_image((eta.reshape(PIXELS, PIXELS) - 1).clamp(-1, 1), "RdBu_r", 1.0)), sources],
                 note="where η > 1 a new particle would lower J",
@@ -180,11 +180,11 @@ TAB = Tab(
     {
         "start": Choice("Particles at the start", "many, few, or badly placed", (*GRIDS, *FEW), "5×5 grid"),
         "penalty": Steps("Penalty λ", "on the total mass: sparsity", (0.1, 0.3, 0.5, 1.0, 2.0, 4.0, 8.0), 1.0),
-        "step": Steps("Step α", "of the masses, r′ = −2αrJ′", (0.002, 0.005, 0.01, 0.015), 0.01),
+        "step": Steps("Step α", "of the masses, r′ = −2αrJ′", (0.002, 0.005, 0.01, 0.015), 0.015),
         "mobility": Steps(
             "Mobility β/α", "of the positions; 0 keeps them, mirror descent", (0.0, 0.1, 0.3, 1.0, 1.5), 1.0
         ),
-        "steps": Steps("Steps", "how long to descend", (100, 200, 500, 1000, 2000), 1000),
+        "steps": Steps("Steps", "how long to descend", (100, 200, 300, 600, 1000), 600),
         "retraction": Choice("Update of r", "r·e^δ or r(1 + δ)", tuple(RETRACTIONS), "mirror"),
     },
     draw,

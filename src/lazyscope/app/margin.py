@@ -22,7 +22,7 @@ from lazyscope.lab.style import BLUE, ORANGE, RED
 from lazyscope.problem.film import MarginFilm, both_layers, features, output_layer
 from lazyscope.theory.margin import MaxMargin, kernel_svm, variation_margin
 
-FRAMES, PIXELS = 30, 49
+FRAMES, PIXELS = 22, 45
 SIGHT = np.linspace(-0.62, 0.62, PIXELS)
 TEST = 1000
 
@@ -195,7 +195,7 @@ TAB = Tab(
         "side": Steps("Clusters", "k×k in the square, half of them positive", (2, 3, 4), 3),
         "samples": Steps("Samples n", "points of the clusters", (10, 15, 20, 30, 40, 60), 40),
         "width": Steps("Width m", "neurons", (20, 50, 100, 200, 300), 100),
-        "steps": Steps("Steps", "of the implicit method that follows the flow", (50, 100, 200, 300), 300),
+        "steps": Steps("Steps", "of the implicit method that follows the flow", (50, 100, 150, 200), 200),
         "seed": Steps("Seed", "draws labels, points and neurons", tuple(range(20)), 0),
     },
     draw,

@@ -17,7 +17,7 @@ from lazyscope.lab.style import BLACK, BLUE, GREEN, ORANGE, PURPLE, RED
 from lazyscope.loss import Huber, Logistic, Loss, Square
 from lazyscope.problem.student import Lesson, circle_teacher, student, teach
 
-STEPS, FRAMES = 800, 44
+STEPS, FRAMES = 500, 44
 LOSSES: dict[str, Loss] = {"square": Square(), "logistic": Logistic(), "Huber": Huber(0.5)}
 STUDENT, TANGENT = BLUE, ORANGE
 LEAST = 1.3

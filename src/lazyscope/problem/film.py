@@ -13,6 +13,9 @@ from torch import Tensor
 from lazyscope.flow.margin import BothLayers, Linear, MarginFlow, Predictor, margin_flow
 from lazyscope.flow.margin.base import Pull
 
+REACH = 0.1
+"""Of a step: twice as far as where margins are measured, since here somebody waits."""
+
 
 @final
 class Filmed(Predictor):
@@ -63,7 +66,7 @@ def both_layers(
 ) -> MarginFilm:
     """Both layers of (1/m)Σ_j c_j relu(a_j·x), from the rows (c_j, a_j); margins in the norm of `BothLayers`."""
     film = Filmed(BothLayers(x))
-    flow = margin_flow(film, y, start, tolerance=0.1, settle=steps, steps=steps)
+    flow = margin_flow(film, y, start, tolerance=0.1, settle=steps, steps=steps, reach=REACH)
     seen, margin = _frames(film, flow, y, frames)
     return MarginFilm(seen, torch.stack([film.points[i] for i in seen]), margin)
 
@@ -74,7 +77,7 @@ def output_layer(
     """The outer weights alone, from 0, on the `features` of the start; margins in their Euclidean norm."""
     hidden = start[:, 1:]
     film = Filmed(Linear(features(x, start)))
-    flow = margin_flow(film, y, torch.zeros_like(hidden[:, 0]), tolerance=0.05, steps=steps)
+    flow = margin_flow(film, y, torch.zeros_like(hidden[:, 0]), tolerance=0.05, steps=steps, reach=REACH)
     seen, margin = _frames(film, flow, y, frames)
     w = torch.stack([torch.cat([film.points[i][:, None], hidden], dim=-1) for i in seen])
     return MarginFilm(seen, w, margin)

@@ -23,8 +23,6 @@ from lazyscope.loss import Exponential, Loss
 
 _MISSED = 0.5
 """A step counts if Σ_i|p_i(u) - q_i| is at most this times Σ_i p_i after it."""
-_MOVED = 0.05
-"""A step moves w by at most this part of it: so far is the derivative of f worth freezing."""
 
 
 @final
@@ -57,18 +55,23 @@ def margin_flow(
     tolerance: float = 1e-2,
     settle: int = 0,
     steps: int = 3000,
+    reach: float = 0.05,
     progress: Progress | None = None,
 ) -> MarginFlow:
     """w' = ∇S(w) for the exponential loss unless said, until log(n)/‖w‖^degree is `tolerance` times the margin.
 
     Then ‖w‖ is held for `settle` more steps: w̄ climbs the soft-min of that temperature on the sphere, as in the talk's
     "online projected gradient ascent". That is where neurons in better places overtake others, in as many e-foldings as
-    the flow itself would need of ‖w‖. Steps are as long as the frozen derivative allows, for each member by itself.
+    the flow itself would need of ‖w‖. Steps are as long as the frozen derivative allows, for each member by itself, and
+    move w by at most `reach` of it: so far is the derivative worth freezing.
     """
     tail = tail_of(loss or Exponential())
     check_signs(y, start)
-    if tolerance <= 0 or steps < 1:
-        raise InputError(f"Cannot come within {tolerance} in {steps} steps; pass a positive tolerance and some steps.")
+    if tolerance <= 0 or steps < 1 or not 0 < reach < 1:
+        raise InputError(
+            f"Cannot come within {tolerance} in {steps} steps that reach {reach} each; pass a positive tolerance, some"
+            " steps, and a reach between 0 and 1."
+        )
     batch, degree = y.shape[:-1], predictor.degree
     lift = (*batch, *[1] * (start.ndim - len(batch)))
     w, s = start, y.new_zeros(batch)
@@ -89,13 +92,13 @@ def margin_flow(
         q = torch.linalg.solve(system, p[..., None]).squeeze(-1)
         move = h.reshape(lift) * pull(y * q)
         # From w = 0 any step is infinitely long; up to ‖w‖ = 1 count in units of 1.
-        far = predictor.norm(move) / torch.where(s > 0, size, 1 / _MOVED)
+        far = predictor.norm(move) / torch.where(s > 0, size, 1 / reach)
         ahead = w + move
         after, _ = predictor.linearise(ahead)
         now = pressure(tail, scale[..., None] * y * after)
         missed = (now - q).abs().sum(-1) / now.sum(-1)
         done = since > settle
-        good = (missed <= _MISSED) & (far <= _MOVED) & ~done
+        good = (missed <= _MISSED) & (far <= reach) & ~done
         w = torch.where(good.reshape(lift), ahead, w)
         h = torch.where(good, h * 1.3, torch.where(done, h, h / 2))
         size = predictor.norm(w)
