@@ -7,7 +7,7 @@ STAMP   := $(VENV)/.installed
 TYPED   := src tests benchmarks examples docs
 SOURCES := $(TYPED) tutorials
 
-.PHONY: setup demo test lint format docs clean
+.PHONY: setup demo explore test lint format docs clean
 setup: $(STAMP)
 
 # torch first and alone: its pin decides which build the rest is resolved against.
@@ -22,6 +22,9 @@ $(STAMP): pyproject.toml constraints.txt
 
 demo: $(STAMP)
 	$(BIN)/lazyscope reproduce --scale quick
+
+explore: $(STAMP)
+	$(BIN)/lazyscope explore
 
 # The tests build the documentation too, and run its code.
 test: lint
