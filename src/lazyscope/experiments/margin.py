@@ -35,9 +35,9 @@ def grid(scale: str) -> list[Params]:
     """Linear flows, a picture, margins in d = 3 against m, errors against n and d."""
     paper = scale == "paper"
     seeds, width = (10, 1000) if paper else (3, 100)
-    widths = [2**k for k in range(3, 11)] if paper else [8, 64, 1024]
+    widths = [2**k for k in range(3, 11)] if paper else [8, 64, 256]
     plane: Params = {"samples": 64 if paper else 32, "seeds": seeds}
-    steps = (16_000, 800) if paper else (4000, 300)
+    steps = (16_000, 16_000, 800) if paper else (1000, 4000, 300)
     counts, dims = ([32, 64, 128, 256, 512], [5, 10, 15, 20, 25]) if paper else ([32, 128], [5, 15])
     at = (15, 256) if paper else (15, 128)
     sizes = list(dict.fromkeys([*((n, at[0]) for n in counts), *((at[1], d) for d in dims)]))
@@ -45,9 +45,9 @@ def grid(scale: str) -> list[Params]:
     shown: Params = {"side": 4, "samples": 100, "width": 500, "steps": 6000}
     points += [{"kind": "picture", **(shown if paper else {"side": 3, "samples": 60, "width": 200, "steps": 600})}]
     points += [{"kind": "best", **plane}]
-    nets = [(m, SIZE) for m in widths] + [(widths[-1], 1.0)]
-    points += [{"kind": "width", "width": m, "size": size, "steps": steps[0], **plane} for m, size in nets]
-    task: Params = {"kind": "error", "width": width, "seeds": seeds, "steps": steps[1]}
+    nets = [(m, SIZE, steps[0]) for m in widths[:-1]] + [(widths[-1], size, steps[1]) for size in (SIZE, 1.0)]
+    points += [{"kind": "width", "width": m, "size": size, "steps": count, **plane} for m, size, count in nets]
+    task: Params = {"kind": "error", "width": width, "seeds": seeds, "steps": steps[2]}
     return points + [{**task, "samples": n, "dim": d} for n, d in sizes]
 
 
