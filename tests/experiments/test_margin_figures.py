@@ -12,7 +12,7 @@ import torch
 from lazyscope.data.clusters import Clusters
 from lazyscope.errors import InputError
 from lazyscope.experiments import adaptivity, margin
-from lazyscope.lab.experiment import Claim, Params, Result, Trial, Trials
+from lazyscope.lab.experiment import SCALES, Claim, Params, Result, Trial, Trials
 from lazyscope.lab.style import style
 from lazyscope.linalg.ridge import kernel_ridge
 from lazyscope.problem.adaptivity import Projection, kernel_error, net_error
@@ -44,14 +44,17 @@ def ideal(point: Params) -> Result:
     return {"both": 0.1 * seeds, "output": 0.3 * seeds}
 
 
-def margins(change: Change = lambda _, result: result) -> Trials:
-    return Trials(Trial(point, change(point, ideal(point))) for point in margin.grid("quick"))
+def margins(change: Change = lambda _, result: result, scale: str = "quick") -> Trials:
+    return Trials(Trial(point, change(point, ideal(point))) for point in margin.grid(scale))
 
 
-def test_margin_claims_hold_and_the_figure_is_drawn() -> None:
-    assert all(held(margin.claims(margins())))
+@pytest.mark.parametrize("scale", SCALES)
+def test_margin_claims_hold_and_the_figure_is_drawn(scale: str) -> None:
+    trials = margins(scale=scale)
+    assert all(held(margin.claims(trials)))
+    assert ("10 times smaller" in margin.claims(trials)[3].measured) == (scale == "paper")
     with style():
-        assert len(margin.figure(margins()).axes) == 6
+        assert len(margin.figure(trials).axes) == 6
 
 
 @pytest.mark.parametrize(
