@@ -189,3 +189,5 @@ def test_doors() -> None:
         linear_margin_flow(x, y, times=torch.tensor([2.0, 1.0]))
     with pytest.raises(InputError, match="positive tolerance"):
         margin_flow(Linear(x), y, start, tolerance=0.0)
+    with pytest.raises(InputError, match="reach between 0 and 1"):
+        margin_flow(Linear(x), y, start, reach=1.5)

@@ -77,3 +77,18 @@ def test_float32_and_flat_images() -> None:
 def test_images_smaller_than_a_patch_are_refused() -> None:
     with pytest.raises(InputError, match="smaller"):
         Patches.draw(images(side=5), 8)
+
+
+def test_contrast_and_whitening_can_be_left_in() -> None:
+    """Divided out, an image ten times as strong has nearly the same features; left in, they are ten times as large."""
+    x = images()
+    x = x - x.mean((1, 2, 3), keepdim=True)
+    out, left = (Patches.draw(x, 8, bias=0, contrast=c, whitening=1e6) for c in (1e-4, 1e6))
+    for patches, factor in ((out, 1.0), (left, 10.0)):
+        z, strong = (explicit(patches, scaled) + patches.offsets[:, None] for scaled in (x, 10 * x))
+        torch.testing.assert_close(strong, factor * z, rtol=0.02, atol=0.02 * float(z.abs().max()))
+    # Without whitening a filter is a patch itself: its mean out, the others' mean out, of unit length up to one factor.
+    lengths = left.kernels.flatten(1).norm(dim=1)
+    torch.testing.assert_close(lengths, lengths[:1].expand(8), rtol=0.05, atol=0)
+    whitened = Patches.draw(x, 8, bias=0, contrast=1e6).kernels.flatten(1).norm(dim=1)
+    assert float(whitened.max() / whitened.min()) > 1.1

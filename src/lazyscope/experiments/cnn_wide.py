@@ -127,7 +127,7 @@ ROWS: dict[str, dict[str, Params]] = {
     # Linearised: near a net's own limit 2(1 + 0.9)/(λ_max/10), beyond which it is unstable while all classes are as
     # likely: the largest eigenvalue of its tangent kernel over n is some 260 for VGG-11 with gain 1.3, and 1300 for
     # ResNet-18 with 1.2, whatever the width. That bounds the progress of a step, so its batches are small and many.
-    # Standard, and at quick scale: the best of a few for each net (at paper scale of width 1, for some epochs).
+    # Standard: by runs of width 1 for some epochs, of which lr 0.2 diverged (VGG). At quick scale: the best of a few.
     "paper": {
         "linearised ResNet": {"epochs": 5, "batch": 64, "lr": 0.03},
         "linearised VGG": {"epochs": 6, "batch": 64, "lr": 0.1},
