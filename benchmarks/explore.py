@@ -44,21 +44,24 @@ def heaviest(name: str) -> dict[str, Value]:
 
 
 def through_the_browser() -> None:
-    """Seconds from a key to the picture, for every slider of every tab in turn."""
+    """Seconds from a key to the picture, for every slider of every tab in turn, from either settings on."""
     from tests.app.visitor import Visitor, chromium, explorer
 
     with explorer() as address, chromium() as browser:
         visitor = Visitor(browser, address)
         for name, tab in TABS.items():
-            visitor.open(tab=name)
-            seconds: dict[str, float] = {}
-            for key, setting in tab.settings.items():
-                if isinstance(setting, Steps) and not (name == "convex" and key == "start"):
-                    begin = time.perf_counter()
-                    visitor.move(key, setting)
-                    seconds[key] = time.perf_counter() - begin
-            shown = ", ".join(f"{key} {value:.2f}" for key, value in seconds.items())
-            print(f"{name:14} key to picture {min(seconds.values()):.2f} to {max(seconds.values()):.2f} s ({shown})")
+            for word, values in (("defaults", tab.read({})), ("heaviest", heaviest(name))):
+                visitor.open(**{"tab": name, **tab.link(values)})
+                seconds: dict[str, float] = {}
+                for key, setting in tab.settings.items():
+                    if isinstance(setting, Steps) and not (name == "convex" and key == "start"):
+                        arrow = "ArrowLeft" if values[key] == setting.values[-1] else "ArrowRight"
+                        before, begin = visitor.shown(), time.perf_counter()
+                        visitor.control(key).get_by_role("slider").press(arrow)
+                        visitor.changed(before)
+                        seconds[key] = time.perf_counter() - begin
+                shown = ", ".join(f"{key} {value:.2f}" for key, value in seconds.items())
+                print(f"{name:14} {word}  key to picture at most {max(seconds.values()):.2f} s ({shown})")
 
 
 def main() -> None:
