@@ -129,12 +129,12 @@ ROWS: dict[str, dict[str, Params]] = {
     # ResNet-18 with 1.2, whatever the width. That bounds the progress of a step, so its batches are small and many.
     # Standard: by runs of width 1 for some epochs, of which lr 0.2 diverged (VGG). At quick scale: the best of a few.
     "paper": {
-        "linearised ResNet": {"epochs": 5, "batch": 64, "lr": 0.03},
+        "linearised ResNet": {"epochs": 7, "batch": 64, "lr": 0.03},
         "linearised VGG": {"epochs": 6, "batch": 64, "lr": 0.1},
         "scattering features": {},
         "random features": {},
-        "standard VGG": {"epochs": 20, "batch": 128, "lr": 0.05},
-        "standard ResNet": {"epochs": 20, "batch": 128, "lr": 0.08},
+        "standard VGG": {"epochs": 24, "batch": 128, "lr": 0.05},
+        "standard ResNet": {"epochs": 24, "batch": 128, "lr": 0.08},
     },
     "quick": {  # without scattering, as kymatio may not be installed; all nets train equally long
         "linearised ResNet": {"epochs": 20, "batch": 64, "lr": 1.0},
