@@ -2,19 +2,26 @@
 
     python -m benchmarks.explore [--browser]
 
-Processor time is what counts where other work shares the cores. `--browser` adds the way through a real browser, from
-the press of a key until another picture stands there.
+Processor time is what counts where other work shares the cores. `--browser` adds the way through a real browser, by
+its own clock: from the press of a key, the click of a switch or a choice until the picture stands there.
 """
 
 from __future__ import annotations
 
 import argparse
 import time
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
 
 from lazyscope.app.setting import Steps, Value
 from lazyscope.app.shelf import TABS, page
 
+if TYPE_CHECKING:
+    from tests.app.visitor import Visitor
+
 ROUNDS = 2
+WAIT, PAUSE = 2500, 100
+"""Milliseconds: how long the last picture may take, and between the three keys of a drag."""
 
 
 def measure(name: str, values: dict[str, Value]) -> tuple[float, float, int]:
@@ -44,24 +51,38 @@ def heaviest(name: str) -> dict[str, Value]:
 
 
 def through_the_browser() -> None:
-    """Seconds from a key to the picture, for every slider of every tab in turn, from either settings on."""
+    """Seconds until the picture stands there: after each change from either settings on, and after a drag's last."""
     from tests.app.visitor import Visitor, chromium, explorer
 
     with explorer() as address, chromium() as browser:
         visitor = Visitor(browser, address)
         for name, tab in TABS.items():
             for word, values in (("defaults", tab.read({})), ("heaviest", heaviest(name))):
-                visitor.open(**{"tab": name, **tab.link(values)})
-                seconds: dict[str, float] = {}
+                changes, drags = {}, {}
+                # The plane's quadratic draws its own start.
                 for key, setting in tab.settings.items():
-                    if isinstance(setting, Steps) and not (name == "convex" and key == "start"):
-                        arrow = "ArrowLeft" if values[key] == setting.values[-1] else "ArrowRight"
-                        before, begin = visitor.shown(), time.perf_counter()
-                        visitor.control(key).get_by_role("slider").press(arrow)
-                        visitor.changed(before)
-                        seconds[key] = time.perf_counter() - begin
-                shown = ", ".join(f"{key} {value:.2f}" for key, value in seconds.items())
-                print(f"{name:14} {word}  key to picture at most {max(seconds.values()):.2f} s ({shown})")
+                    if name == "convex" and key == "start":
+                        continue
+                    _rest(visitor, name, values)
+                    begin = time.time()
+                    visitor.nudge(key, setting, values[key])
+                    visitor.page.wait_for_timeout(WAIT)
+                    changes[key] = visitor.drawn[-1] - begin
+                    if isinstance(setting, Steps):
+                        _rest(visitor, name, {**values, key: setting.values[0]})
+                        begin = visitor.drag(key, 3, PAUSE)
+                        visitor.page.wait_for_timeout(WAIT)
+                        drags[key] = visitor.drawn[-1] - begin
+                for kind, seconds in (("change", changes), ("drag", drags)):
+                    shown = ", ".join(f"{key} {value:.2f}" for key, value in seconds.items())
+                    print(f"{name:14} {word}  {kind:6} {max(seconds.values()):.2f} s at most ({shown})", flush=True)
+
+
+def _rest(visitor: Visitor, name: str, values: Mapping[str, Value]) -> None:
+    """The page with these settings, when all is quiet."""
+    visitor.open(**{"tab": name, **TABS[name].link(values)})
+    visitor.page.wait_for_timeout(500)
+    visitor.drawn.clear()
 
 
 def main() -> None:

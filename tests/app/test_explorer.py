@@ -62,6 +62,17 @@ def test_a_setting_that_only_some_problems_have(visitor: Visitor) -> None:
         assert key in settings_of(visitor.page.url)
 
 
+def test_a_drag_ends_where_the_hand_stops(visitor: Visitor) -> None:
+    end = visitor.open(tab="teacher", tau="0.7")
+    seen = visitor.open(tab="teacher", tau="0.05")
+    visitor.drag("tau", 8, pause=200)
+    while seen != end:
+        seen = visitor.changed(seen)
+    assert settings_of(visitor.page.url) == {"tab": "teacher", "tau": "0.7"}
+    assert len(visitor.drawn) > 1  # the first change is drawn while the hand goes on
+    assert visitor.errors == []  # and no picture was overtaken by the next, and gone before it was shown
+
+
 def test_tabs_switch_by_a_click(visitor: Visitor) -> None:
     visitor.open()
     for name in [*list(TABS)[1:], "teacher"]:

@@ -15,12 +15,16 @@ from urllib.parse import urlencode, urlsplit
 
 from playwright.sync_api import Browser, ConsoleMessage, Error, FrameLocator, Locator, Page, Request, sync_playwright
 
-from lazyscope.app.setting import Choice, Setting, Steps, Switch
+from lazyscope.app.setting import Choice, Setting, Steps, Switch, Value
 from lazyscope.app.shelf import TABS
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 PATIENCE = 30_000
 """Milliseconds; no test measures time, and CI's machines are slow."""
+TELL = """
+if (window !== top) addEventListener("load", () => requestAnimationFrame(() => setTimeout(() => drawn(Date.now()))));
+"""
+"""Run in every frame: a picture tells that it was drawn. Asking for it again and again would slow it down."""
 
 
 @contextmanager
@@ -57,6 +61,10 @@ class Visitor:
         self.address = address
         self.errors: list[str] = []
         self.strangers: list[str] = []
+        self.drawn: list[float] = []
+        """When pictures stood there, in seconds of `time.time`."""
+        self.page.expose_binding("drawn", lambda _, milliseconds: self.drawn.append(milliseconds / 1000))
+        self.page.add_init_script(TELL)
         self.page.on("console", self._told)
         self.page.on("pageerror", lambda error: self.errors.append(str(error)))
         self.page.on("request", self._asked)
@@ -111,17 +119,33 @@ class Visitor:
         # marimo keeps a second copy of the sidebar for narrow windows, hidden
         return self.page.locator(f"[data-setting={name}]").filter(visible=True)
 
-    def move(self, name: str, setting: Setting) -> str:
-        """Change a setting by hand; what is shown then."""
-        before, box = self.shown(), self.control(name)
+    def nudge(self, name: str, setting: Setting, value: Value) -> None:
+        """Change a setting that stands at the value, by hand."""
+        box = self.control(name)
         if isinstance(setting, Steps):
-            last = setting.default == setting.values[-1]
-            box.get_by_role("slider").press("ArrowLeft" if last else "ArrowRight")
+            box.get_by_role("slider").press("ArrowLeft" if value == setting.values[-1] else "ArrowRight")
         elif isinstance(setting, Switch):
             box.get_by_role("switch").click()
         elif isinstance(setting, Choice):
-            box.locator("select").select_option(next(name for name in setting.options if name != setting.default))
+            box.locator("select").select_option(next(name for name in setting.options if name != value))
+
+    def move(self, name: str, setting: Setting) -> str:
+        """Change a setting from its default; what is shown then."""
+        before = self.shown()
+        self.nudge(name, setting, setting.default)
         return self.changed(before)
+
+    def drag(self, name: str, keys: int, pause: int) -> float:
+        """Press → on a slider so often, with a pause of some milliseconds; when the last key was pressed."""
+        slider = self.control(name).get_by_role("slider")
+        slider.focus()
+        self.drawn.clear()
+        for _ in range(keys - 1):
+            slider.press("ArrowRight")
+            self.page.wait_for_timeout(pause)
+        last = time.time()
+        slider.press("ArrowRight")
+        return last
 
     def picture(self, path: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -61,7 +61,9 @@ def picture(mo: Any, title: str, values: Mapping[str, Values]) -> Any:
     name = _NAMES[title]
     remember(mo.query_params(), TABS[name].link(values[name]))
     try:
-        return mo.iframe(page(name, values[name]), height="820px")
+        # Not mo.iframe: it serves a page as a file that is gone when the next one comes, and a drag finds none of them.
+        held = escape(page(name, values[name]))
+        return mo.Html(f'<iframe srcdoc="{held}" title="{escape(title)}" width="100%" height="820px"></iframe>')
     except LazyscopeError as error:
         return mo.callout(str(error), kind="warn")
 

@@ -68,8 +68,8 @@ def relaxed(
     tail: Tail, margins: Float[Tensor, "*batch n"], moves: Float[Tensor, "*batch n k"]
 ) -> Float[Tensor, "*batch n k"]:
     """-(∂p/∂u)·moves = (diag(ℓ''(u_i)/Σℓ(u_j)) - ppᵀ)·moves: larger margins relieve the pressure."""
-    p = pressure(tail, margins)
-    bend = torch.exp(tail.curvature(margins) - torch.logsumexp(tail.value(margins), -1, keepdim=True))
+    total = torch.logsumexp(tail.value(margins), -1, keepdim=True)
+    p, bend = (torch.exp(part(margins) - total) for part in (tail.slope, tail.curvature))
     return bend[..., None] * moves - p[..., None] * (p[..., None, :] @ moves)
 
 
