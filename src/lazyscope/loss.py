@@ -22,6 +22,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from lazyscope.errors import InputError
+from lazyscope.labels import Classes, Labels, Reals, Signs
 
 
 class Loss(ABC):
@@ -49,6 +50,13 @@ class Loss(ABC):
     @abstractmethod
     def terms(self, y: Float[Tensor, "*shape"], target: Float[Tensor, "..."]) -> Float[Tensor, "*shape"]:
         """What ℓ sums over the outputs, for an encoded target; nothing is checked."""
+
+    def slopes(self, y: Float[Tensor, "*shape"], target: Float[Tensor, "..."]) -> Float[Tensor, "*shape"]:
+        """∇ℓ in the outputs, as `terms`: by autograd, unless a loss says it itself, which is faster for few samples."""
+        with torch.enable_grad():
+            leaf = y.detach().requires_grad_()
+            (gradient,) = torch.autograd.grad(self.terms(leaf, target).sum(), leaf)
+        return gradient
 
     def __call__(self, y: Tensor, target: Tensor, batch: int | None = None) -> Tensor:
         """R(y), of shape `batch`."""
@@ -103,16 +111,18 @@ class Risk:
 
     def pointwise(self, y: Tensor) -> Float[Tensor, "*batch n"]:
         """ℓ(y_i, t_i) for each sample."""
-        if tuple(y.shape[self.batch :]) != self.shape:
-            raise InputError(f"The target is for outputs {self.shape}, not {tuple(y.shape)}; reshape one of them.")
-        return self.loss.terms(y, self.target).reshape(*y.shape[: self.batch + 1], -1).sum(-1)
+        self._check(y)
+        terms = self.loss.terms(y, self.target)
+        return terms if len(self.shape) == 1 else terms.flatten(self.batch + 1).sum(-1)
 
     def gradient(self, y: Tensor) -> Tensor:
         """∇ℓ(y_i, t_i), of the shape of y."""
-        with torch.enable_grad():
-            leaf = y.detach().requires_grad_()
-            (gradient,) = torch.autograd.grad(self.pointwise(leaf).sum(), leaf)
-        return gradient
+        self._check(y)
+        return self.loss.slopes(y, self.target)
+
+    def _check(self, y: Tensor) -> None:
+        if tuple(y.shape[self.batch :]) != self.shape:
+            raise InputError(f"The target is for outputs {self.shape}, not {tuple(y.shape)}; reshape one of them.")
 
     def renewed(self, target: Tensor) -> Risk:
         """R on other samples; their labels are not checked, as looking at values waits for the GPU."""
@@ -120,66 +130,6 @@ class Risk:
         if encoded.ndim not in (len(self.shape), self.batch + len(self.shape)):
             raise InputError(f"A target of shape {tuple(target.shape)} is unlike the first one; reshape it.")
         return replace(self, target=encoded, shape=tuple(encoded.shape[encoded.ndim - len(self.shape) :]))
-
-
-class Labels(ABC):
-    """What a loss takes as targets, where the last dimension of the outputs has size k."""
-
-    @abstractmethod
-    def check(self, target: Tensor, k: int) -> None:
-        """Refuses labels that the loss does not take; the target is known to be finite."""
-
-    @abstractmethod
-    def encode(self, target: Tensor, k: int) -> Tensor:
-        """The target in the shape of the outputs."""
-
-
-@final
-class Reals(Labels):
-    """Any numbers."""
-
-    def check(self, target: Tensor, k: int) -> None:
-        """All is well."""
-
-    def encode(self, target: Tensor, k: int) -> Tensor:
-        """As it is."""
-        return target
-
-
-@final
-class Signs(Labels):
-    """-1 and +1."""
-
-    def check(self, target: Tensor, k: int) -> None:
-        """Refuses 0 and 1, which would pass silently for a margin."""
-        if not bool(((target == 1) | (target == -1)).all()):
-            raise InputError("This loss takes labels -1 and +1; turn labels 0 and 1 into 2 * target - 1.")
-
-    def encode(self, target: Tensor, k: int) -> Tensor:
-        """As it is."""
-        return target
-
-
-@final
-class Classes(Labels):
-    """Integers 0 … k-1, without the last dimension of the outputs, or floats: probabilities along it."""
-
-    def check(self, target: Tensor, k: int) -> None:
-        """Refuses indices beyond the outputs, and floats that are no probabilities."""
-        if k < 2:
-            raise InputError("Cross-entropy needs an output for each of two or more classes; use Logistic for one.")
-        if not target.is_floating_point():
-            if bool(((target < 0) | (target >= k)).any()):
-                raise InputError(f"Class indices must lie in 0 … {k - 1}; relabel them or widen the model.")
-        elif bool((target < 0).any()) or bool(((target.sum(-1) - 1).abs() > 1e-4).any()):
-            raise InputError(
-                "Cross-entropy reads floats as probabilities, and these do not sum to one; pass target.long() for"
-                " classes, or probabilities."
-            )
-
-    def encode(self, target: Tensor, k: int) -> Tensor:
-        """As probabilities."""
-        return target if target.is_floating_point() else F.one_hot(target.long(), k)
 
 
 @final
@@ -198,6 +148,10 @@ class Square(Loss):
     def terms(self, y: Tensor, target: Tensor) -> Tensor:
         """½(y - t)²."""
         return 0.5 * (y - target).square()
+
+    def slopes(self, y: Tensor, target: Tensor) -> Tensor:
+        """y - t."""
+        return y - target
 
     def minimiser(self, target: Tensor) -> Tensor:
         """y* = t."""
@@ -226,6 +180,10 @@ class Huber(Loss):
         """Quadratic within δ, linear beyond."""
         return F.huber_loss(y, target.expand_as(y), reduction="none", delta=self.delta)
 
+    def slopes(self, y: Tensor, target: Tensor) -> Tensor:
+        """y - t, within δ."""
+        return (y - target).clamp(-self.delta, self.delta)
+
     def minimiser(self, target: Tensor) -> Tensor:
         """y* = t."""
         return target
@@ -247,6 +205,10 @@ class Logistic(Loss):
     def terms(self, y: Tensor, target: Tensor) -> Tensor:
         """-log σ(ty); not softplus(-ty), which torch makes linear beyond 20."""
         return -F.logsigmoid(target * y)
+
+    def slopes(self, y: Tensor, target: Tensor) -> Tensor:
+        """-tσ(-ty)."""
+        return -target * torch.sigmoid(-target * y)
 
 
 @final
@@ -335,8 +297,5 @@ class Penalised(Loss):
         steps = 1 if contraction <= 0 else math.ceil(math.log(1e-17) / math.log(contraction))
         y = torch.zeros_like(target)
         for _ in range(min(steps, 100_000)):
-            with torch.enable_grad():
-                leaf = y.detach().requires_grad_()
-                (gradient,) = torch.autograd.grad(self.terms(leaf, target).sum(), leaf)
-            y = y - gradient / self.smoothness
+            y = y - self.slopes(y, target) / self.smoothness
         return y

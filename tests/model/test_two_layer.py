@@ -17,6 +17,7 @@ from lazyscope.data.sphere import sphere
 from lazyscope.errors import InputError, ModelError, ScaleError
 from lazyscope.flow import gradient_descent
 from lazyscope.loss import Square
+from lazyscope.model.coordinates import Coordinates
 from lazyscope.model.two_layer import TwoLayer
 from lazyscope.problem.teacher import Teacher
 
@@ -135,6 +136,9 @@ def test_batched_is_one_by_one(
     batch = family.batch
     v = random_v(family.zeros())
     y, kernel, pulled = family.outputs(v), family.kernel(), family.pull_back(family.outputs(v))
+    (by_hand, pull), (by_autograd, reference) = family.linearise(v), Coordinates.linearise(family, v)
+    torch.testing.assert_close(by_hand, by_autograd)
+    torch.testing.assert_close(pull(y), reference(y))
     assert y.shape == (*batch, 8)
     assert kernel.shape == (*batch, 8, 8)
     a, b = net.a.expand(*batch, 6), net.b.expand(*batch, 6, 5)

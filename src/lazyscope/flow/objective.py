@@ -51,12 +51,9 @@ class Objective:
         return self.risk(self.coordinates.outputs(v))
 
     def gradient(self, v: Params) -> tuple[Tensor, dict[str, Tensor]]:
-        """R(y_α(v)) and ∇_v of it; members share no parameters, so the gradient of the sum holds each one's."""
-        with torch.enable_grad():
-            leaves = {name: value.detach().requires_grad_() for name, value in v.items()}
-            value = self(leaves)
-            gradients = torch.autograd.grad(value.sum(), list(leaves.values()), materialize_grads=True)
-        return value.detach(), dict(zip(leaves, gradients, strict=True))
+        """R(y_α(v)) and ∇_v of it, for each member its own."""
+        y, pull = self.coordinates.linearise(v)
+        return self.risk(y), pull(self.risk.gradient(y) / self.risk.shape[0])
 
 
 def flat(v: Params, batch: tuple[int, ...]) -> Float[Tensor, "*batch p"]:

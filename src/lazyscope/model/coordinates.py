@@ -9,7 +9,9 @@ carry the leading dimensions `batch`, and a flow moves all of them as one progra
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import TypeAlias
 
 import torch
 from torch import Tensor
@@ -19,6 +21,9 @@ from lazyscope.errors import ScaleError
 
 Alpha = float | int | Sequence[float] | Tensor
 """A scale, or one for each member of a batch."""
+
+Pull: TypeAlias = Callable[[Tensor], dict[str, Tensor]]
+"""u, of the shape of the outputs, ↦ a derivative's transpose applied to it."""
 
 
 def check_alpha(alpha: Alpha) -> Tensor:
@@ -51,11 +56,22 @@ class Coordinates(ABC):
     def kernel(self) -> Tensor:
         """The tangent kernel Dh(w₀)Dh(w₀)ᵀ on the data, `(*batch, N, N)`, N the outputs of all points, flattened."""
 
+    def linearise(self, v: Params) -> tuple[Tensor, Pull]:
+        """y_α(v), and u ↦ Dy_α(v)ᵀu for u of its shape, to be asked once: by autograd, unless known by hand."""
+        with torch.enable_grad():
+            leaves = {name: value.detach().requires_grad_() for name, value in v.items()}
+            y = self.outputs(leaves)
+        return y.detach(), partial(_pulled, y, leaves)
+
     def pull_back(self, u: Tensor) -> dict[str, Tensor]:
         """Dh(w₀)ᵀu for u of the shape of the outputs."""
-        v = {name: value.requires_grad_() for name, value in self.zeros().items()}
-        grads = torch.autograd.grad(self.outputs(v), list(v.values()), u, materialize_grads=True)
-        return dict(zip(v, grads, strict=True))
+        return self.linearise(self.zeros())[1](u)
+
+
+def _pulled(y: Tensor, leaves: dict[str, Tensor], u: Tensor) -> dict[str, Tensor]:
+    """yᵀu differentiated in the leaves."""
+    gradients = torch.autograd.grad(y, list(leaves.values()), u, materialize_grads=True)
+    return dict(zip(leaves, gradients, strict=True))
 
 
 class Studied(ABC):

@@ -84,38 +84,47 @@ class ReluNeurons(Neurons):
         """Takes an array back."""
         self._spare.append(delta)
 
+    def forward(self, va: Tensor, vb: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """The outputs, and what `pull` needs: a, and Δ, which the caller owns."""
+        (own, shared, m), starts = va.shape, len(self.act)
+        delta = self.delta(vb)
+        a = torch.addcmul(self.a, va, self.rate)
+        first_order = torch.bmm(va.reshape(starts, -1, m), self.act)
+        y = torch.baddbmm(first_order.view(own * shared, 1, -1), a.view(own * shared, 1, m), delta)
+        return y.view(own, shared, -1), a, delta
+
+    def pull(self, a: Tensor, delta: Tensor, r: Tensor) -> tuple[Tensor, Tensor]:
+        """The derivative's transpose at a and Δ, which is overwritten and taken back, applied to r."""
+        (own, shared, m), n, starts = a.shape, r.shape[-1], len(self.act)
+        r = r.reshape(own * shared, 1, n)
+        change = torch.bmm(r, delta.mT).view_as(a).mul_(self.rate).view(starts, -1, m)
+        grad_a = torch.baddbmm(change, r.view(starts, -1, n), self.act.mT)
+        active = delta.gt_(self.low).mul_(r).view(own, shared * m, n)
+        grad_b = torch.bmm(active, self.x).view(own, shared, m, -1).mul_(a[..., None])
+        self.reuse(delta)
+        return grad_a.view_as(a), grad_b
+
 
 class _ReluSum(torch.autograd.Function):
     """ReluNeurons with the gradient by hand: autograd through `where` or `maximum` takes three times as long."""
 
     @staticmethod
     def forward(ctx: Any, va: Tensor, vb: Tensor, neurons: ReluNeurons) -> Tensor:
-        (own, shared, m), starts = va.shape, len(neurons.act)
-        delta = neurons.delta(vb)
-        a = torch.addcmul(neurons.a, va, neurons.rate)
-        first_order = torch.bmm(va.reshape(starts, -1, m), neurons.act)
-        y = torch.baddbmm(first_order.view(own * shared, 1, -1), a.view(own * shared, 1, m), delta)
+        y, a, delta = neurons.forward(va, vb)
         if any(ctx.needs_input_grad):
             ctx.save_for_backward(a, vb)
             ctx.neurons, ctx.delta = neurons, delta
         else:
             neurons.reuse(delta)
-        return y.view(own, shared, -1)
+        return y
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, r: Tensor) -> tuple[Tensor, Tensor, None]:
         (a, vb), neurons = ctx.saved_tensors, ctx.neurons
-        (own, shared, m), n, starts = a.shape, r.shape[-1], len(neurons.act)
-        # The mask below overwrites Δ, so a second pass through a retained graph computes it anew.
+        # The first pass overwrites Δ, so a second one through a retained graph computes it anew.
         delta, ctx.delta = neurons.delta(vb) if ctx.delta is None else ctx.delta, None
-        r = r.reshape(own * shared, 1, n)
-        change = torch.bmm(r, delta.mT).view_as(a).mul_(neurons.rate).view(starts, -1, m)
-        grad_a = torch.baddbmm(change, r.view(starts, -1, n), neurons.act.mT)
-        active = delta.gt_(neurons.low).mul_(r).view(own, shared * m, n)
-        grad_b = torch.bmm(active, neurons.x).view_as(vb).mul_(a[..., None])
-        neurons.reuse(delta)
-        return grad_a.view_as(a), grad_b, None
+        return *neurons.pull(a, delta, r), None
 
 
 class SmoothNeurons(Neurons):

@@ -8,6 +8,7 @@ started at w₀ = τu₀ is the net started at u₀ with α = τ², and a descen
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from math import prod
 from typing import Any
 
@@ -17,7 +18,7 @@ from torch import Tensor
 
 from lazyscope._typing import Inputs, Params
 from lazyscope.errors import InputError, ModelError
-from lazyscope.model.coordinates import Alpha, Coordinates, Studied, check_alpha, offset
+from lazyscope.model.coordinates import Alpha, Coordinates, Pull, Studied, check_alpha, offset
 from lazyscope.model.neurons import Neurons, ReluNeurons, SmoothNeurons, Start, value_and_slope
 from lazyscope.stream import stream
 
@@ -174,6 +175,19 @@ class TwoLayerCoordinates(Coordinates):
         """y_α(v), `(*batch, n)`."""
         y = self._unfold(self._neurons(self._fold(v["a"]), self._fold(v["b"])))
         return y if self._offset is None else y + self._offset
+
+    @torch.no_grad()
+    def linearise(self, v: Params) -> tuple[Tensor, Pull]:
+        """For ReLU without autograd, which takes longer than all of the arithmetic of a small net."""
+        if not isinstance(self._neurons, ReluNeurons):
+            return super().linearise(v)
+        y, a, delta = self._neurons.forward(self._fold(v["a"]), self._fold(v["b"]))
+        y = self._unfold(y)
+        return y if self._offset is None else y + self._offset, partial(self._pull, self._neurons, a, delta)
+
+    def _pull(self, neurons: ReluNeurons, a: Tensor, delta: Tensor, u: Tensor) -> dict[str, Tensor]:
+        grad_a, grad_b = neurons.pull(a, delta, self._fold(u))
+        return {"a": self._unfold(grad_a), "b": self._unfold(grad_b)}
 
     def kernel(self) -> Tensor:
         """K = (XXᵀ)∘Σ_j a_j² σ'_j σ'_jᵀ + Σ_j σ_j σ_jᵀ at w₀, `(*batch, n, n)`; supplement, A.2."""

@@ -23,7 +23,7 @@ from lazyscope.errors import InputError
 from lazyscope.flow.descent import gradient_descent, log_spaced
 from lazyscope.loss import Logistic, Loss
 from lazyscope.model.base import Model
-from lazyscope.model.coordinates import Alpha, Coordinates, Studied, check_alpha
+from lazyscope.model.coordinates import Alpha, Coordinates, Pull, Studied, check_alpha
 from lazyscope.model.two_layer import TwoLayer
 from lazyscope.tangent.spectrum import Spectrum
 from lazyscope.theory.relative_scale import KinkWarning, RelativeScale, relative_scale
@@ -71,6 +71,10 @@ class PairCoordinates(Coordinates):
 
     def outputs(self, v: Params) -> Tensor:
         return self._both.outputs(v) + self._offset
+
+    def linearise(self, v: Params) -> tuple[Tensor, Pull]:
+        y, pull = self._both.linearise(v)
+        return y + self._offset, pull
 
     def kernel(self) -> Tensor:
         return self._both.kernel()
