@@ -51,11 +51,21 @@ def heaviest(name: str) -> dict[str, Value]:
 
 
 def through_the_browser() -> None:
-    """Seconds until the picture stands there: after each change from either settings on, and after a drag's last."""
+    """Seconds until the picture stands there: after a click on a tab, after each change
+    from either settings on, and after a drag's last.
+    """
     from tests.app.visitor import Visitor, chromium, explorer
 
     with explorer() as address, chromium() as browser:
         visitor = Visitor(browser, address)
+        clicks = {}
+        for name in [*list(TABS)[1:], *list(TABS)[:1]]:
+            _rest(visitor, next(other for other in TABS if other != name), {})
+            begin = time.time()
+            visitor.page.get_by_role("tab", name=TABS[name].title).click()
+            visitor.page.wait_for_timeout(WAIT)
+            clicks[name] = visitor.drawn[-1] - begin
+        print("another tab", ", ".join(f"{name} {value:.2f}" for name, value in clicks.items()))
         for name, tab in TABS.items():
             for word, values in (("defaults", tab.read({})), ("heaviest", heaviest(name))):
                 changes, drags = {}, {}
@@ -80,7 +90,8 @@ def through_the_browser() -> None:
 
 def _rest(visitor: Visitor, name: str, values: Mapping[str, Value]) -> None:
     """The page with these settings, when all is quiet."""
-    visitor.open(**{"tab": name, **TABS[name].link(values)})
+    tab = TABS[name]
+    visitor.open(**tab.link({**tab.read({}), **values}))
     visitor.page.wait_for_timeout(500)
     visitor.drawn.clear()
 

@@ -184,7 +184,7 @@ TAB = Tab(
         "mobility": Steps(
             "Mobility β/α", "of the positions; 0 keeps them, mirror descent", (0.0, 0.1, 0.3, 1.0, 1.5), 1.0
         ),
-        "steps": Steps("Steps", "how long to descend", (100, 200, 300, 600, 1000), 600),
+        "steps": Steps("Steps", "how long to descend", (100, 200, 300, 450, 600), 600),
         "retraction": Choice("Update of r", "r·e^δ or r(1 + δ)", tuple(RETRACTIONS), "mirror"),
     },
     draw,

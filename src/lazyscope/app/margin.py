@@ -193,8 +193,8 @@ TAB = Tab(
     " trained, with straight boundaries; in a Hilbert norm F₂ when the hidden layer stays random, with round ones.",
     {
         "side": Steps("Clusters", "k×k in the square, half of them positive", (2, 3, 4), 3),
-        "samples": Steps("Samples n", "points of the clusters", (10, 15, 20, 30, 40, 60), 40),
-        "width": Steps("Width m", "neurons", (20, 50, 100, 200, 300), 100),
+        "samples": Steps("Samples n", "points of the clusters", (10, 15, 20, 30, 40), 40),
+        "width": Steps("Width m", "neurons", (20, 50, 100, 150, 200), 100),
         "steps": Steps("Steps", "of the implicit method that follows the flow", (50, 100, 150, 200), 200),
         "seed": Steps("Seed", "draws labels, points and neurons", tuple(range(20)), 0),
     },

@@ -6,6 +6,20 @@
   const NS = "http://www.w3.org/2000/svg";
   const last = SCENE.moments.length - 1;
 
+  // Packed arrays (see scene.py) to lists of lists of numbers, in place; null for what is not finite.
+  function rows(flat, shape) {
+    if (shape.length < 2) return Array.from(flat, (v) => (Number.isFinite(v) ? v : null));
+    const size = flat.length / (shape[0] || 1);
+    return Array.from({ length: shape[0] }, (_, i) => rows(flat.subarray(i * size, (i + 1) * size), shape.slice(1)));
+  }
+  function unpack(value) {
+    if (value === null || typeof value !== "object") return value;
+    if ("packed" in value) return rows(new Float32Array(Uint8Array.from(atob(value.packed), (c) => c.charCodeAt(0)).buffer), value.shape);
+    for (const name of Object.keys(value)) value[name] = unpack(value[name]);
+    return value;
+  }
+  unpack(SCENE);
+
   function make(tag, attributes, parent, text) {
     const node = document.createElementNS(NS, tag);
     for (const [name, value] of Object.entries(attributes)) node.setAttribute(name, value);

@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import partial
 from typing import TypeAlias, final
 
@@ -25,26 +24,44 @@ Pull: TypeAlias = Callable[[Tensor], Tensor]
 """q (*batch, n) ↦ Σ_i q_i ∇f(x_i), of the shape of w."""
 
 
+class Tail(ABC):
+    """A loss of a margin u by its logarithm, which is -u for large u, and what it does to the soft-min S = -log R."""
+
+    @abstractmethod
+    def logarithm(self, u: Tensor) -> Tensor:
+        """log ℓ(u)."""
+
+    @abstractmethod
+    def forces(self, margins: Float[Tensor, "*batch n"]) -> tuple[Tensor, Tensor]:
+        """p_i = ∂S/∂u_i = -ℓ'(u_i)/Σℓ(u_j), and ℓ''(u_i)/Σℓ(u_j)."""
+
+
 @final
-@dataclass(frozen=True)
-class Tail:
-    """ℓ(u), -ℓ'(u) and ℓ''(u) of a margin u, by their logarithms: all are -u for large u."""
+class _Exponential(Tail):
+    """Both forces are one point of the simplex."""
 
-    value: Callable[[Tensor], Tensor]
-    slope: Callable[[Tensor], Tensor]
-    curvature: Callable[[Tensor], Tensor]
+    def logarithm(self, u: Tensor) -> Tensor:
+        return -u
 
-
-def _log_softplus(u: Tensor) -> Tensor:
-    """log log(1 + e^{-u}), as -u - e^{-u}/2 where the inner logarithm is e^{-u} - e^{-2u}/2 up to rounding."""
-    far = u > 18
-    return torch.where(far, -u - 0.5 * torch.exp(-u), (-F.logsigmoid(torch.where(far, 0, u))).log())
+    def forces(self, margins: Tensor) -> tuple[Tensor, Tensor]:
+        p = torch.softmax(-margins, -1)
+        return p, p
 
 
-_TAILS: dict[type[Loss], Tail] = {
-    Exponential: Tail(torch.neg, torch.neg, torch.neg),
-    Logistic: Tail(_log_softplus, lambda u: F.logsigmoid(-u), lambda u: F.logsigmoid(-u) + F.logsigmoid(u)),
-}
+@final
+class _Logistic(Tail):
+    def logarithm(self, u: Tensor) -> Tensor:
+        """As -u - e^{-u}/2 where log(1 + e^{-u}) is e^{-u} - e^{-2u}/2 up to rounding."""
+        far = u > 18
+        return torch.where(far, -u - 0.5 * torch.exp(-u), (-F.logsigmoid(torch.where(far, 0, u))).log())
+
+    def forces(self, margins: Tensor) -> tuple[Tensor, Tensor]:
+        total = torch.logsumexp(self.logarithm(margins), -1, keepdim=True)
+        slope = F.logsigmoid(-margins)
+        return torch.exp(slope - total), torch.exp(slope + F.logsigmoid(margins) - total)
+
+
+_TAILS: dict[type[Loss], Tail] = {Exponential: _Exponential(), Logistic: _Logistic()}
 
 
 def tail_of(loss: Loss) -> Tail:
@@ -56,20 +73,18 @@ def tail_of(loss: Loss) -> Tail:
 
 def log_risk(tail: Tail, margins: Float[Tensor, "*batch n"]) -> Float[Tensor, "*batch"]:
     """log R = log (1/n)Σℓ(u_i)."""
-    return torch.logsumexp(tail.value(margins), -1) - math.log(margins.shape[-1])
+    return torch.logsumexp(tail.logarithm(margins), -1) - math.log(margins.shape[-1])
 
 
 def pressure(tail: Tail, margins: Float[Tensor, "*batch n"]) -> Float[Tensor, "*batch n"]:
-    """p_i = ∂S/∂u_i = -ℓ'(u_i)/Σℓ(u_j): for the exponential loss a point of the simplex."""
-    return torch.exp(tail.slope(margins) - torch.logsumexp(tail.value(margins), -1, keepdim=True))
+    """p_i = ∂S/∂u_i: for the exponential loss a point of the simplex."""
+    return tail.forces(margins)[0]
 
 
 def relaxed(
-    tail: Tail, margins: Float[Tensor, "*batch n"], moves: Float[Tensor, "*batch n k"]
+    p: Float[Tensor, "*batch n"], bend: Float[Tensor, "*batch n"], moves: Float[Tensor, "*batch n k"]
 ) -> Float[Tensor, "*batch n k"]:
-    """-(∂p/∂u)·moves = (diag(ℓ''(u_i)/Σℓ(u_j)) - ppᵀ)·moves: larger margins relieve the pressure."""
-    total = torch.logsumexp(tail.value(margins), -1, keepdim=True)
-    p, bend = (torch.exp(part(margins) - total) for part in (tail.slope, tail.curvature))
+    """-(∂p/∂u)·moves = (diag(ℓ''(u_i)/Σℓ(u_j)) - ppᵀ)·moves for the two forces: larger margins relieve the pressure."""
     return bend[..., None] * moves - p[..., None] * (p[..., None, :] @ moves)
 
 

@@ -80,15 +80,16 @@ def margin_flow(
     since = torch.zeros(batch, dtype=torch.int64, device=y.device)
     columns: list[tuple[Tensor, Tensor]] = []
     eye = torch.eye(y.shape[-1], dtype=y.dtype, device=y.device)
+    signs = y[..., :, None] * y[..., None, :]
     outputs, pull = predictor.linearise(w)
+    seen = y * outputs
     size = predictor.norm(w)
     for step in range(steps):
         scale = (degree * s).exp()
-        margins = scale[..., None] * y * outputs
-        p = pressure(tail, margins)
+        p, bend = tail.forces(scale[..., None] * seen)
         # In w̄ = e^{-s}w the pull is e^{(degree-2)s} times as long, and h counts in that unit: a relative step.
-        push = scale[..., None, None] * y[..., :, None] * predictor.kernel(w) * y[..., None, :]
-        system = eye + h[..., None, None] * relaxed(tail, margins, push)
+        push = (h * scale)[..., None, None] * signs * predictor.kernel(w)
+        system = eye + relaxed(p, bend, push)
         q = torch.linalg.solve(system, p[..., None]).squeeze(-1)
         move = h.reshape(lift) * pull(y * q)
         # From w = 0 any step is infinitely long; up to ‖w‖ = 1 count in units of 1.
@@ -106,8 +107,9 @@ def margin_flow(
         shrink = torch.where(held, 1 / size, (s - length).exp())
         w, s, size = w * shrink.reshape(lift), length, size * shrink
         outputs, pull = predictor.linearise(w)
+        seen = y * outputs
         whole = size**degree
-        margin = (y * outputs).amin(-1) / whole
+        margin = seen.amin(-1) / whole
         columns.append((margin, s + size.log()))
         held = held | (math.log(y.shape[-1]) <= tolerance * margin * whole * (degree * s).exp())
         since = since + held
