@@ -51,9 +51,7 @@ def heaviest(name: str) -> dict[str, Value]:
 
 
 def through_the_browser() -> None:
-    """Seconds until the picture stands there: after a click on a tab, after each change
-    from either settings on, and after a drag's last.
-    """
+    """Seconds until the picture stands there: after a click on a tab, a change of either settings, a drag's last key."""
     from tests.app.visitor import Visitor, chromium, explorer
 
     with explorer() as address, chromium() as browser:
@@ -69,9 +67,8 @@ def through_the_browser() -> None:
         for name, tab in TABS.items():
             for word, values in (("defaults", tab.read({})), ("heaviest", heaviest(name))):
                 changes, drags = {}, {}
-                # The plane's quadratic draws its own start.
                 for key, setting in tab.settings.items():
-                    if name == "convex" and key == "start":
+                    if name == "convex" and key == "start":  # the plane's quadratic draws its own
                         continue
                     _rest(visitor, name, values)
                     begin = time.time()

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Iterator
 from pathlib import Path
 from urllib.parse import parse_qsl, urlsplit
 
+import numpy as np
 import pytest
 from tests.app.visitor import CHROMIUM, Visitor, chromium, explorer
 
 from lazyscope.app.convex import FORMULAS
+from lazyscope.app.scene import Axis, Dots, Line, Panel, Scene
 from lazyscope.app.setting import Choice
 from lazyscope.app.shelf import TABS
 
@@ -113,6 +116,22 @@ def test_nonsense_in_a_link_is_left_out(visitor: Visitor) -> None:
     assert settings_of(visitor.page.url) == {"tab": "convex"}
     visitor.open(tab="nowhere")
     assert settings_of(visitor.page.url) == {"tab": "teacher"}
+
+
+def test_what_is_not_finite_is_a_gap(visitor: Visitor) -> None:
+    """In a line of five points two pieces are left, and of five dots four; the numbers are packed."""
+    y = np.array([1.0, 2.0, math.nan, 2.0, 1.0])
+    marks = [Line(np.arange(5.0), y, "#123456"), Dots(np.arange(5.0), np.where(np.isnan(y), math.inf, y), "#654321")]
+    with visitor.page.expect_popup() as opened:  # a page of its own would have no origin, and so no session to keep
+        visitor.page.evaluate("() => { window.open('about:blank') }")
+    page = opened.value
+    page.set_content(Scene("gaps", ["now"], [Panel("", Axis(0, 4), Axis(0, 3), marks)]).html())
+    path = page.locator("path[stroke='#123456']").get_attribute("d")
+    seen = page.locator("circle[fill='#654321']:not([visibility=hidden])").count()
+    page.close()
+    assert path is not None
+    assert (path.count("M"), path.count("L"), seen) == (2, 2, 4)
+    assert "NaN" not in path
 
 
 def test_pictures_fit_a_small_window(visitor: Visitor) -> None:

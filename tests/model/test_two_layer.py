@@ -108,6 +108,15 @@ def test_the_derivative_is_zero_at_the_kink() -> None:
         assert not net.coordinates(x, alpha, centred=True).pull_back(torch.ones(1))["b"].any()
 
 
+def test_a_derivative_is_applied_once() -> None:
+    """Its arrays go back to the net, and a second answer would be wrong."""
+    coordinates = TwoLayer(torch.ones(1), torch.tensor([[1.0, 0.0]])).coordinates(torch.ones(1, 2))
+    y, pull = coordinates.linearise(coordinates.zeros())
+    pull(y)
+    with pytest.raises(InputError, match="linearise again"):
+        pull(y)
+
+
 @pytest.mark.parametrize("activation", [torch.relu, F.softplus])
 @pytest.mark.parametrize(
     ("nets", "alphas", "inputs"),

@@ -183,10 +183,12 @@ class TwoLayerCoordinates(Coordinates):
             return super().linearise(v)
         y, a, delta = self._neurons.forward(self._fold(v["a"]), self._fold(v["b"]))
         y = self._unfold(y)
-        return y if self._offset is None else y + self._offset, partial(self._pull, self._neurons, a, delta)
+        return y if self._offset is None else y + self._offset, partial(self._pull, self._neurons, a, [delta])
 
-    def _pull(self, neurons: ReluNeurons, a: Tensor, delta: Tensor, u: Tensor) -> dict[str, Tensor]:
-        grad_a, grad_b = neurons.pull(a, delta, self._fold(u))
+    def _pull(self, neurons: ReluNeurons, a: Tensor, held: list[Tensor], u: Tensor) -> dict[str, Tensor]:
+        if not held:
+            raise InputError("The derivative was applied already, and what it needs is gone; linearise again.")
+        grad_a, grad_b = neurons.pull(a, held.pop(), self._fold(u))
         return {"a": self._unfold(grad_a), "b": self._unfold(grad_b)}
 
     def kernel(self) -> Tensor:
