@@ -51,7 +51,7 @@ def heaviest(name: str) -> dict[str, Value]:
 
 
 def through_the_browser() -> None:
-    """Seconds until the picture stands there: after a click on a tab, a change of either settings, a drag's last key."""
+    """Seconds until the picture stands there: after a click on a tab, a change, a drag's last key."""
     from tests.app.visitor import Visitor, chromium, explorer
 
     with explorer() as address, chromium() as browser:
