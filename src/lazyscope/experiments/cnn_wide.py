@@ -271,16 +271,16 @@ def figure(trials: Trials) -> Figure:
         bars.barh(place, accuracy, color=colour, height=0.62)
         bars.annotate(
             f"{accuracy:.1f}",
-            (accuracy, place),
-            xytext=(-4, 0),
+            (0, place),
+            xytext=(6, 0),
             textcoords="offset points",
             color="white",
-            ha="right",
             va="center",
             fontsize=9,
         )
         if trials[0].params["setting"] == "CIFAR-10":
-            bars.plot(float(SOURCE[row]), place, "|", color="black", ms=16, mew=1.6)
+            bars.plot(float(SOURCE[row]), place, "|", color="black", ms=16, mew=1.6, label="" if place else "source")
+            bars.legend(loc="lower right", fontsize=8)
         if "curve_test_accuracy" in trial.result:
             curve = 100 * np.asarray(trial.result["curve_test_accuracy"])
             seen = np.flatnonzero(np.isfinite(curve))
