@@ -135,7 +135,7 @@ def figure(trials: Trials) -> Figure:
         low, high = middles[middles < slow[0]].max(initial=taus[0]), middles[middles > slow[-1]].min(initial=taus[-1])
         axis.axvspan(low, high, facecolor="none", edgecolor="0.6", hatch="//", linewidth=0, label="still decreasing")
     axis.set(xscale="log", xlabel=r"scale of the start $\tau$", ylabel="population loss at the end", ylim=(0, None))
-    axis.legend(loc="upper left")
+    axis.legend(loc="center left")
     return canvas
 
 
