@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import warnings
 from pathlib import Path
 
@@ -93,3 +95,10 @@ def test_refusals_are_one_sentence_and_exit_with_2(
 def test_a_slip_in_the_name_finds_the_closest(name: str) -> None:
     with pytest.raises(ExperimentError, match=f"did you mean '{name}'"):
         find(f"{name[:-1]}x{name[-1]}")
+
+
+def test_the_command_starts_without_the_compiler() -> None:
+    """Importing it takes longer than everything else together, and only traced and compiled models need it."""
+    script = "import sys, lazyscope.cli; print('torch' in sys.modules, 'torch._dynamo' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["True", "False"]

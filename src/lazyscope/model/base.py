@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch._compile import _disable_dynamo
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from lazyscope._typing import Inputs, Params
@@ -114,7 +115,8 @@ class Model(Studied):
         with torch.no_grad():
             return program, run(*params.values(), *state.values(), *leaves)
 
-    @torch._dynamo.disable  # type: ignore[untyped-decorator, unused-ignore]
+    # `torch.compiler.disable` would import the compiler now, which takes longer than the rest of lazyscope.
+    @_disable_dynamo
     def _trace(self, params: Params, state: Params, x: Inputs, key: Any) -> Program:
         names, fixed = list(params), list(state)
         with torch.no_grad():
