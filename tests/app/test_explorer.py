@@ -17,7 +17,10 @@ from lazyscope.app.scene import Axis, Dots, Line, Panel, Scene
 from lazyscope.app.setting import Choice
 from lazyscope.app.shelf import TABS
 
-pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no browser is installed: apt install chromium")
+pytestmark = [
+    pytest.mark.skipif(CHROMIUM is None, reason="no browser is installed: apt install chromium"),
+    pytest.mark.xdist_group("explorer"),  # one process has one browser
+]
 
 NEEDS = {"start": {"problem": FORMULAS["quadratic"]}}
 """Of the convex tab: the quadratic in the plane that it opens with draws its own start."""

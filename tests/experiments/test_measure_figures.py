@@ -13,6 +13,7 @@ from lazyscope.lab.experiment import Claim, Experiment, Params, Result, Trial, T
 from lazyscope.lab.style import style
 
 CPU = torch.device("cpu")
+pytestmark = pytest.mark.xdist_group("measures")  # what several tests use is measured once
 
 
 def held(claims: list[Claim]) -> list[bool]:
@@ -37,12 +38,11 @@ def spoilt(trials: Trials, **changes: object) -> Trials:
     return Trials(Trial(trial.params, other(trial.result)) for trial in trials)
 
 
-@cache  # once: the tests that use it are one group
+@cache
 def deconvolved() -> Trials:
     return measured(deconvolution.EXPERIMENT, deconvolution.grid("quick"))
 
 
-@pytest.mark.xdist_group("deconvolved")
 def test_deconvolution_claims_and_figure() -> None:
     trials = deconvolved()
     assert all(held(deconvolution.claims(trials))), deconvolution.claims(trials)
@@ -50,7 +50,6 @@ def test_deconvolution_claims_and_figure() -> None:
         assert len(deconvolution.figure(trials).axes) == 6
 
 
-@pytest.mark.xdist_group("deconvolved")
 @pytest.mark.parametrize(
     ("changes", "which"),
     [

@@ -14,6 +14,7 @@ from torch import nn
 from lazyscope.inspect import Report, inspect
 from lazyscope.inspect.reading import short
 
+pytestmark = pytest.mark.xdist_group("page")  # the report is made once
 NAMES = ("chromium", "chromium-browser", "google-chrome")
 BROWSER = next((path for name in NAMES if (path := shutil.which(name))), None)
 

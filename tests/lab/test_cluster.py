@@ -27,6 +27,7 @@ from lazyscope.lab.store import Store
 
 CPU = torch.device("cpu")
 POINTS = 12
+pytestmark = pytest.mark.xdist_group("cluster")  # its workers start once
 
 
 @pytest.fixture(scope="module")
