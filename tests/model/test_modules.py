@@ -177,6 +177,10 @@ def test_compiled_modules_give_the_same_values_and_gradients() -> None:
         torch.testing.assert_close(compiled, eager, rtol=1e-4, atol=1e-5)
         for p, g in zip(module.parameters(), expected, strict=True):
             torch.testing.assert_close(p.grad, g, rtol=1e-3, atol=1e-4)
+        fresh = Scaled(net, 100.0)
+        fresh.load_state_dict(module.state_dict())
+        within = torch.compile(fresh, backend="eager")(x)  # its program is traced in a compiled forward
+        torch.testing.assert_close(within, eager)
         print("same")
     """
     done = subprocess.run(
