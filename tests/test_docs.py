@@ -61,6 +61,14 @@ def test_site_builds_without_a_warning_and_has_every_tutorial(site: Path) -> Non
 
 
 @pytest.mark.xdist_group("site")
+def test_the_first_steps_come_down_at_every_scale(site: Path) -> None:
+    page = (site / "tutorials" / "1_first_steps" / "index.html").read_text(encoding="utf-8")
+    losses = [float(number) for number in re.findall(r"α = +\S+: loss (\S+),", page)]
+    assert len(losses) == 4
+    assert max(losses) < 0.05
+
+
+@pytest.mark.xdist_group("site")
 def test_every_public_name_is_documented(site: Path) -> None:
     """In the inventory of the API, by the name that a user writes or where it is defined; modules by what they hold."""
     lines = (site / "objects.inv").read_bytes().split(b"\n", 4)[4]

@@ -25,7 +25,7 @@ net = torch.nn.Sequential(torch.nn.Linear(10, 128), torch.nn.ReLU(), torch.nn.Li
 curves = {}
 for alpha in (0.3, 1.0, 10.0, math.inf):
     model = ls.Scaled(net, alpha=alpha)
-    optimiser = torch.optim.SGD(model.parameters(), lr=0.2)
+    optimiser = torch.optim.SGD(model.parameters(), lr=0.1)
     curves[alpha] = []
     for _ in range(300):
         optimiser.zero_grad()
