@@ -278,15 +278,17 @@ def figure(trials: Trials) -> Figure:
             va="center",
             fontsize=9,
         )
-        if trials[0].params["setting"] == "CIFAR-10":
-            bars.plot(float(SOURCE[row]), place, "|", color="black", ms=16, mew=1.6, label="" if place else "source")
-            bars.legend(loc="lower right", fontsize=8, markerscale=0.5)
         if "curve_test_accuracy" in trial.result:
             curve = 100 * np.asarray(trial.result["curve_test_accuracy"])
             seen = np.flatnonzero(np.isfinite(curve))
             style = "-" if "VGG" in row else "--"
             curves.plot(seen + 1, curve[seen], style, marker="o", ms=3, color=colour, label=row)
-    bars.set_yticks(range(len(trials)), [str(trial.params["row"]) for trial in trials])
+    rows = [str(trial.params["row"]) for trial in trials]
+    if trials[0].params["setting"] == "CIFAR-10":
+        source = [float(SOURCE[row]) for row in rows]
+        bars.plot(source, range(len(rows)), "|", color="black", ms=16, mew=1.6, label="source")
+        bars.legend(loc="lower right", fontsize=8, markerscale=0.5)
+    bars.set_yticks(range(len(rows)), rows)
     bars.grid(axis="y", visible=False)
     bars.set(xlabel="test accuracy, %", title=f"{trials[0].params['setting']}", xlim=(0, 100))
     curves.set(xlabel="epoch", ylabel="test accuracy, %", title="during training", ylim=(0, 100))
