@@ -54,9 +54,9 @@ def test_the_figure_shows_every_row_and_the_source() -> None:
         page = figure(planted())
     bars, curves = page.axes
     assert len(bars.patches) == 6
-    assert [float(np.asarray(line.get_xdata())[0]) for line in bars.get_lines()] == [
-        float(value) for value in SOURCE.values()
-    ]
+    (marks,) = bars.get_lines()
+    assert np.asarray(marks.get_xdata()).tolist() == [float(value) for value in SOURCE.values()]
+    assert np.asarray(marks.get_ydata()).tolist() == list(range(6))
     assert len(curves.get_lines()) == 4
 
 
