@@ -7,12 +7,12 @@ from dataclasses import dataclass
 
 import torch
 
-from lazyscope.errors import InputError
+from lazyscope.memory import Memory, free_memory, parse_memory
 from lazyscope.tangent.circuit import Circuit, size, value
 from lazyscope.tangent.group import Group
 
 DEFAULT = {"cpu": 1 << 30, "cuda": 12 << 30}
-"""Bytes beside the kernel itself; larger ones hardly save time."""
+"""Bytes beside the kernel itself; larger ones barely save time."""
 
 
 @dataclass(frozen=True)
@@ -29,12 +29,12 @@ class Budget:
     block: int
 
     @staticmethod
-    def of(circuit: Circuit, groups: Sequence[Group], samples: tuple[int, int], k: int, memory: int | None) -> Budget:
+    def of(
+        circuit: Circuit, groups: Sequence[Group], samples: tuple[int, int], k: int, memory: Memory | None
+    ) -> Budget:
         """The sizes for kernels between `samples` of x1 and x2 (0: x1 again) with k outputs."""
-        if memory is not None and memory <= 0:
-            raise InputError(f"The memory budget is {memory} bytes; pass a positive number, such as memory=2**30.")
         device = value(circuit.result).device
-        total = _default(device) if memory is None else memory
+        total = parse_memory(memory) or default_memory(device)
         item = value(circuit.result).element_size()
         kept = sum(size(node) for node in circuit.captured) + k * sum(size(node) for node in circuit.outputs)
         whole = k * max((group.columns for group in groups), default=0)
@@ -47,6 +47,15 @@ class Budget:
         return Budget(tile, max(1, total // (8 * item * passing)), together, total // 4)
 
 
-def _default(device: torch.device) -> int:
+def default_memory(device: torch.device) -> int:
+    """What a computation may use beside its result where nobody says: never more than half of what is free.
+
+    Args:
+        device: Where it runs.
+
+    Returns:
+        A number of bytes.
+    """
+    free = free_memory(device)
     bound = DEFAULT.get(device.type, DEFAULT["cpu"])
-    return min(bound, torch.cuda.mem_get_info(device)[0] // 2) if device.type == "cuda" else bound
+    return bound if free is None else max(1, min(bound, free // 2))
