@@ -12,6 +12,7 @@ inside `quiet()`, or where the environment variable LAZYSCOPE_QUIET is set to an
 
 from __future__ import annotations
 
+import math
 import multiprocessing
 import os
 import sys
@@ -188,6 +189,24 @@ def track(items: Iterable[Item], title: str, total: Number | None = None) -> Ite
         for item in items:
             yield item
             bar.advance()
+
+
+def fallen(error: Number, tolerance: Number) -> float:
+    """How far an iteration has come whose relative error falls geometrically from 1 to a tolerance.
+
+    Args:
+        error: The relative error now.
+        tolerance: Where the iteration stops.
+
+    Returns:
+        log(error)/log(tolerance) between 0 and 1, for the `total` 1 of a bar; 0 where that says nothing.
+
+    >>> fallen(1e-3, 1e-6)
+    0.5
+    """
+    if not (0 < tolerance < 1 and 0 <= error < 1):
+        return 0.0
+    return min(1.0, math.log(max(error, tolerance)) / math.log(tolerance))
 
 
 def _watched() -> bool:

@@ -8,11 +8,14 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
+
+from lazyscope.progress import Bar, fallen
 
 _GRID = 64
 """Angles tried on a great circle: the objective is a trigonometric polynomial of degree 4 on a half turn."""
@@ -118,17 +121,42 @@ def bilinear_norm(
 
     In large dimensions a start costs as much as a training step each time, and only those that lead after a few
     iterations are followed to the end; `agreeing` then counts among them.
+
+    Args:
+        form: B.
+        starts: The number of random directions to start from; 4 to 64, fewer in large dimensions, unless given.
+        tolerance: The residual at which an ascent ends: 10⁻³ in float32, 10⁻⁷ in float64, unless given.
+        iterations: The largest number of iterations.
+        seed: Of the random directions.
+
+    Returns:
+        The largest value found, where it is attained, and how the search ended.
     """
     _, p = form.shape
     count = min(_MANY, max(_FEW, _WORK // p)) if starts is None else starts
     random = torch.Generator().manual_seed(seed)
     start = torch.randn(count, p, generator=random, dtype=torch.float64).to(form.device, form.dtype)
-    spent = 0
-    if _MANY * p > _WORK and count > 1:
-        race = ascend(form, start, tolerance=tolerance, iterations=min(_RACE, iterations))
-        start = race.directions[race.values.topk(-(-count // _KEPT)).indices]
-        spent, iterations = race.iterations, iterations - race.iterations
-    ascent = ascend(form, start, tolerance=tolerance, iterations=iterations)
+    spent, share = 0, 0.0
+    with Bar("search for the largest second derivative", total=1.0) as bar:
+        if _MANY * p > _WORK and count > 1:
+            kept = -(-count // _KEPT)
+            share = _RACE * count / (_RACE * count + _SETTLED * kept)  # of the time, about
+            race = ascend(
+                form,
+                start,
+                tolerance=tolerance,
+                iterations=min(_RACE, iterations),
+                report=lambda done: bar.reach(share * done),
+            )
+            start = race.directions[race.values.topk(kept).indices]
+            spent, iterations = race.iterations, iterations - race.iterations
+        ascent = ascend(
+            form,
+            start,
+            tolerance=tolerance,
+            iterations=iterations,
+            report=lambda done: bar.reach(share + (1 - share) * done),
+        )
     best = int(ascent.values.argmax())
     value = float(ascent.values[best])
     return BilinearNorm(
@@ -144,7 +172,12 @@ def bilinear_norm(
 
 @torch.no_grad()
 def ascend(
-    form: Bilinear, start: Float[Tensor, "s p"], *, tolerance: float | None = None, iterations: int = 300
+    form: Bilinear,
+    start: Float[Tensor, "s p"],
+    *,
+    tolerance: float | None = None,
+    iterations: int = 300,
+    report: Callable[[float], None] | None = None,
 ) -> Ascent:
     """Maximises |B(u, u)| on the unit sphere by conjugate gradients, all starts at once.
 
@@ -152,11 +185,21 @@ def ascend(
     each step goes to the exact maximum on the great circle through u along the direction d, where B(u cos θ + d sin θ)
     is known from three products: monotone without a shift. No library has this; SciPy's and torch's optimisers
     know neither the sphere nor the exact search.
+
+    Args:
+        form: B.
+        start: Directions to start from, one per row.
+        tolerance: The residual at which an ascent ends: 10⁻³ in float32, 10⁻⁷ in float64, unless given.
+        iterations: The largest number of iterations.
+        report: Called with the share of the way that is done, about, from 0 to 1, after every iteration.
+
+    Returns:
+        Where each start ended.
     """
     tolerance = (1e-7 if form.dtype == torch.float64 else 1e-3) if tolerance is None else tolerance
     u = start / start.norm(dim=1, keepdim=True)
     direction, slope = torch.zeros_like(u), torch.zeros_like(u)
-    here = form.pair(u, u)
+    here, far = form.pair(u, u), 0.0
     for iteration in range(iterations + 1):
         if iteration % _REFRESH == 0:
             here = form.pair(u, u)
@@ -168,6 +211,10 @@ def ascend(
         ended = residual <= tolerance
         if iteration >= _SETTLED:  # not waited for: those far below by now, and the last digits of all but the best
             ended = ended | (value < 0.95 * value.max()) | ((residual <= _NEAR) & (value < value.max()))
+        if report is not None:
+            best = float(residual[value.argmax()])
+            far = max(far, iteration / max(iterations, 1), fallen(best, tolerance))
+            report(far)
         if iteration == iterations or bool(ended.all()):
             break
         # Polak and Ribière's weight, not below 0; `direction` and `slope` were carried along to this u.

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from lazyscope.linalg.operator import Symmetric
 from lazyscope.linalg.trace import signs
+from lazyscope.progress import track
 
 
 @dataclass(frozen=True)
@@ -77,7 +78,7 @@ def _quadrature(operator: Symmetric, z: Float[Tensor, "N probes"], steps: int) -
     basis = z.new_zeros(steps, size, probes)
     diagonal, beside = z.new_zeros(probes, steps), z.new_zeros(probes, steps)
     scale = z.new_zeros(probes)
-    for step in range(steps):
+    for step in track(range(steps), "spectral density"):
         basis[step] = z
         product = operator.matmat(z.to(operator.dtype)).double()
         diagonal[:, step] = (z * product).sum(0)

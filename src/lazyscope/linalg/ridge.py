@@ -18,6 +18,7 @@ from torch import Tensor
 from lazyscope.errors import InputError
 from lazyscope.linalg.operator import Symmetric
 from lazyscope.linalg.solve import conjugate_gradients
+from lazyscope.progress import track
 
 RIDGES = tuple(10.0**k for k in range(-7, 1))
 """The λ to choose from, unless said."""
@@ -47,7 +48,7 @@ def gram(blocks: Iterable[Float[Tensor, "n _"]]) -> Float[Tensor, "n n"]:
             [1., 2.]])
     """
     kernel: Tensor | None = None
-    for block in blocks:
+    for block in track(blocks, "kernel of the features"):
         if kernel is None:
             kernel = block.new_zeros(len(block), len(block))
         kernel.addmm_(block, block.T)
@@ -165,7 +166,7 @@ def _chosen(fit: Callable[[int, float], Tensor], y: Tensor, ridges: Sequence[flo
     kept = train - max(1, round(HELD_OUT * train))
     errors: dict[float, float] = {}
     # One λ needs no choice, and no rows to make it on.
-    for ridge in ridges if len(ridges) > 1 else ():
+    for ridge in track(ridges if len(ridges) > 1 else (), "ridge regression"):
         errors[float(ridge)] = float(error(fit(kept, float(ridge))[kept:train], y[kept:]))
     # NaN, from a λ that is too small for the precision, never wins.
     best = (

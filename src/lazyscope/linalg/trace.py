@@ -9,6 +9,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from lazyscope.linalg.operator import Operator
+from lazyscope.progress import Bar
 
 
 @dataclass(frozen=True)
@@ -33,6 +34,7 @@ def trace(operator: Operator, *, probes: int = 32, seed: int = 0) -> Estimate:
     Estimate(value=6.0, error=0.0)
     """
     z = signs(operator.shape[0], probes, seed, operator)
-    samples = (z * operator.matmat(z)).double().sum(0)
+    with Bar("trace"):
+        samples = (z * operator.matmat(z)).double().sum(0)
     error = float(samples.std()) / probes**0.5 if probes > 1 else float("inf")
     return Estimate(float(samples.mean()), error)
