@@ -1,0 +1,109 @@
+"""Forwards that solve an equation or differentiate on the way."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from tests.conformance.ordinary import mlp, module, points
+from tests.conformance.subject import Subject
+from torch import Tensor, nn
+from torchdiffeq import odeint, odeint_adjoint
+
+
+class Field(nn.Module):
+    """The right-hand side of an ordinary differential equation."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = mlp(4, 2, d=2)
+
+    def forward(self, t: Tensor, state: Tensor) -> Tensor:
+        out: Tensor = self.inner(state) * torch.cos(t)
+        return out
+
+
+class Flow(nn.Module):
+    """The state at time 1."""
+
+    def __init__(self, solver: Callable[..., Any], **options: Any) -> None:
+        super().__init__()
+        self.field, self.solver, self.options = Field(), solver, options
+
+    def forward(self, x: Tensor) -> Tensor:
+        times = torch.tensor([0.0, 1.0], dtype=x.dtype)
+        out: Tensor = self.solver(self.field, x, times, **self.options)[-1]
+        return out
+
+
+def ode_fixed() -> Subject:
+    """torchdiffeq's rk4 with a fixed step."""
+    return Subject(module(Flow(odeint, method="rk4", options={"step_size": 0.5})), points(3, 2))
+
+
+def ode_adaptive() -> Subject:
+    """torchdiffeq's dopri5, whose steps depend on the weights."""
+    return Subject(module(Flow(odeint, method="dopri5", rtol=1e-4, atol=1e-5)), points(3, 2), apart=False)
+
+
+def ode_adjoint() -> Subject:
+    """torchdiffeq's odeint_adjoint: the backward solves another equation."""
+    return Subject(module(Flow(odeint_adjoint, method="rk4", options={"step_size": 0.5})), points(3, 2))
+
+
+class Residual(nn.Module):
+    """u_xx + u u_x of a network u, by autograd.grad in the forward."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.u = mlp(5, 1, d=1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        with torch.enable_grad():
+            x = x.detach().requires_grad_()
+            u = self.u(x)
+            (first,) = torch.autograd.grad(u.sum(), x, create_graph=True)
+            (second,) = torch.autograd.grad(first.sum(), x, create_graph=True)
+        residual: Tensor = second + u * first
+        return residual
+
+
+def physics_informed() -> Subject:
+    """A physics-informed network: autograd.grad in the forward."""
+    return Subject(module(Residual()), points(4, 1))
+
+
+class Curvature(nn.Module):
+    """The Laplacian of a network, by torch.func.hessian under vmap."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.u = mlp(4, 1, d=2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        hessian = torch.func.vmap(torch.func.hessian(lambda point: self.u(point).squeeze(-1)))(x)
+        out: Tensor = hessian.diagonal(0, -2, -1).sum(-1, keepdim=True)
+        return out
+
+
+def laplacian() -> Subject:
+    """torch.func.hessian in the forward."""
+    return Subject(module(Curvature()), points(3, 2))
+
+
+class Energy(nn.Module):
+    """A force field: minus the gradient of a scalar network."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.u = mlp(5, 1, d=2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        gradient: Tensor = torch.func.grad(lambda points: self.u(points).sum())(x)
+        return -gradient
+
+
+def energy() -> Subject:
+    """torch.func.grad in the forward."""
+    return Subject(module(Energy()), points(3, 2))

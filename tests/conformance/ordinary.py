@@ -1,0 +1,275 @@
+"""Models without surprises, and the forms in which they take their inputs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from tests.conformance.subject import Subject
+from torch import Tensor, nn
+from torch.nn.utils.rnn import pack_padded_sequence
+
+
+def points(n: int = 4, d: int = 3, seed: int = 7) -> Tensor:
+    """Inputs in float64."""
+    return torch.randn(n, d, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+def module(net: nn.Module) -> nn.Module:
+    """In float64 and evaluation mode."""
+    return net.double().eval()
+
+
+def mlp(width: int = 5, out: int = 2, activation: type[nn.Module] = nn.Tanh, d: int = 3) -> nn.Sequential:
+    """Two layers."""
+    return nn.Sequential(nn.Linear(d, width), activation(), nn.Linear(width, out)).double()
+
+
+def perceptron() -> Subject:
+    """tanh."""
+    return Subject(mlp(), points())
+
+
+def relu() -> Subject:
+    """Kinks."""
+    return Subject(mlp(activation=nn.ReLU), points())
+
+
+def function() -> Subject:
+    """f(params, x): a damped pendulum, integrated by hand."""
+
+    def simulate(w: Mapping[str, Tensor], x: Tensor) -> Tensor:
+        angle, speed = x[:, 0], x[:, 1]
+        for _ in range(4):
+            speed = speed - 0.1 * (w["stiffness"] * torch.sin(angle) + w["friction"].exp() * speed)
+            angle = angle + 0.1 * speed
+        return torch.stack([angle, speed], 1)
+
+    params = {"stiffness": torch.tensor(1.3).double(), "friction": torch.tensor(-0.5).double()}
+    return Subject(simulate, points(4, 2), params=params)
+
+
+class Tied(nn.Module):
+    """The output layer is the embedding."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(6, 4)
+        self.mix = nn.Linear(4, 4)
+        self.head = nn.Linear(4, 6, bias=False)
+        self.head.weight = self.embedding.weight
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        out: Tensor = self.head(torch.tanh(self.mix(self.embedding(tokens))).mean(1))
+        return out
+
+
+def tokens(n: int = 4, length: int = 3, size: int = 6, seed: int = 7) -> Tensor:
+    """Integer inputs."""
+    return torch.randint(0, size, (n, length), generator=torch.Generator().manual_seed(seed))
+
+
+def tied() -> Subject:
+    """One tensor, used twice; integer inputs."""
+    return Subject(module(Tied()), tokens())
+
+
+class Equilibrium(nn.Module):
+    """z = tanh(Wz + Ux), six rounds."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Linear(4, 4, bias=False)
+        self.outer = nn.Linear(3, 4)
+        self.head = nn.Linear(4, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        z = torch.zeros(len(x), 4, dtype=x.dtype)
+        for _ in range(6):
+            z = torch.tanh(self.inner(z) + self.outer(x))
+        out: Tensor = self.head(z)
+        return out
+
+
+def equilibrium() -> Subject:
+    """A deep equilibrium model with a fixed number of rounds."""
+    return Subject(module(Equilibrium()), points())
+
+
+class Pair(nn.Module):
+    """Two inputs and a constant."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.left, self.right = nn.Linear(3, 3), nn.Linear(2, 3)
+
+    def forward(self, a: Tensor, b: Tensor, product: bool = False, power: int = 1) -> Tensor:
+        left, right = torch.tanh(self.left(a)), torch.tanh(self.right(b))
+        mixed = left * right if product else left + right
+        out: Tensor = mixed**power
+        return out
+
+
+def tuple_inputs() -> Subject:
+    """Positional."""
+    return Subject(module(Pair()), (points(), points(4, 2, seed=8)))
+
+
+def dict_inputs() -> Subject:
+    """By keyword."""
+    return Subject(module(Pair()), {"b": points(4, 2, seed=8), "a": points()})
+
+
+def constants() -> Subject:
+    """Keywords, of which some are no tensors."""
+    return Subject(module(Pair()), {"a": points(), "b": points(4, 2, seed=8), "product": True, "power": 2})
+
+
+def convolutional() -> Subject:
+    """Convolution, batch-norm in evaluation mode, pooling."""
+    net = nn.Sequential(
+        nn.Conv2d(2, 3, 3, padding=1), nn.BatchNorm2d(3), nn.GELU(), nn.AvgPool2d(2), nn.Flatten(), nn.Linear(12, 2)
+    )
+    net[1].running_mean.copy_(torch.tensor([0.1, -0.2, 0.3]))  # type: ignore[operator]
+    x = torch.randn(3, 2, 4, 4, generator=torch.Generator().manual_seed(7), dtype=torch.float64)
+    return Subject(module(net), x)
+
+
+class Recurrent(nn.Module):
+    """The last hidden state of a recurrent layer, read out."""
+
+    def __init__(self, layer: nn.RNNBase, width: int) -> None:
+        super().__init__()
+        self.layer, self.head = layer, nn.Linear(width, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.head(self.layer(x)[0][:, -1])
+        return out
+
+
+def _sequences() -> Tensor:
+    return torch.randn(3, 2, 2, generator=torch.Generator().manual_seed(7), dtype=torch.float64)
+
+
+def lstm() -> Subject:
+    """One direction."""
+    return Subject(module(Recurrent(nn.LSTM(2, 2, batch_first=True), 2)), _sequences())
+
+
+def bilstm() -> Subject:
+    """Both directions."""
+    return Subject(module(Recurrent(nn.LSTM(2, 1, batch_first=True, bidirectional=True), 2)), _sequences())
+
+
+def gru() -> Subject:
+    """Gated recurrent units."""
+    return Subject(module(Recurrent(nn.GRU(2, 2, batch_first=True), 2)), _sequences())
+
+
+class Packed(nn.Module):
+    """Sequences of several lengths."""
+
+    def __init__(self, enforce_sorted: bool) -> None:
+        super().__init__()
+        self.layer, self.head = nn.LSTM(2, 2, batch_first=True), nn.Linear(2, 2)
+        self.enforce_sorted = enforce_sorted
+
+    def forward(self, x: Tensor, lengths: Tensor) -> Tensor:
+        packed = pack_padded_sequence(x, lengths, batch_first=True, enforce_sorted=self.enforce_sorted)
+        out: Tensor = self.head(self.layer(packed)[1][0][-1])
+        return out
+
+
+def packed_sorted() -> Subject:
+    """`pack_padded_sequence` of sorted lengths."""
+    return Subject(module(Packed(True)), (_sequences(), torch.tensor([2, 2, 1])))
+
+
+def packed_unsorted() -> Subject:
+    """`pack_padded_sequence` in any order."""
+    return Subject(module(Packed(False)), (_sequences(), torch.tensor([1, 2, 1])))
+
+
+class Masked(nn.Module):
+    """A branch on a mask that enters as an input."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.mix = nn.Linear(3, 3)
+
+    def forward(self, x: Tensor, mask: Tensor) -> Tensor:
+        h = torch.tanh(self.mix(x))
+        if not bool(mask.all()):
+            h = h * mask.to(h.dtype)
+        return h if int(mask.sum()) % 2 else 2 * h
+
+
+def input_branch() -> Subject:
+    """Control flow that depends on inputs."""
+    mask = torch.tensor([[1, 1, 1], [1, 0, 1], [1, 1, 1], [0, 0, 1]], dtype=torch.bool)
+    return Subject(module(Masked()), (points(), mask), apart=False)
+
+
+class ValueBranch(nn.Module):
+    """A branch on a value that moves with the parameters."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.mix = nn.Linear(3, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h: Tensor = self.mix(x)
+        return torch.tanh(h) if bool(h.sum() > 0) else h
+
+
+def value_branch() -> Subject:
+    """Control flow that depends on parameters."""
+    return Subject(module(ValueBranch()), points(), apart=False)
+
+
+class Normed(nn.Module):
+    """Layer, group and RMS normalisation, attention and dropout in evaluation mode."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.enter, self.layer_norm, self.rms = nn.Linear(2, 4), nn.LayerNorm(4), nn.RMSNorm(4)
+        self.qkv, self.back, self.drop = nn.Linear(4, 12), nn.Linear(4, 2), nn.Dropout(0.3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.layer_norm(self.enter(x))
+        q, k, v = (part.unsqueeze(1) for part in self.qkv(h).chunk(3, -1))
+        h = h + F.scaled_dot_product_attention(q, k, v, is_causal=True)[:, 0]
+        out: Tensor = self.back(self.drop(F.silu(self.rms(h)))).mean(1)
+        return out
+
+
+def attention() -> Subject:
+    """A causal attention block with its norms."""
+    return Subject(module(Normed()), _sequences())
+
+
+def wrapped_in_output(kind: Any) -> Any:
+    """A class whose forward returns a dict with the output under "logits" and something else beside it."""
+
+    class Fields(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = kind()
+
+        def forward(self, x: Tensor) -> dict[str, Tensor]:
+            h = self.inner(x)
+            return {"hidden": h.square(), "logits": h}
+
+    return Fields()
+
+
+def output_field() -> Subject:
+    """`output="logits"`: a field of a dict."""
+    return Subject(wrapped_in_output(mlp), points(), output="logits")
+
+
+def output_function() -> Subject:
+    """`output=lambda o: o["logits"]`."""
+    return Subject(wrapped_in_output(mlp), points(), output=lambda o: o["logits"])

@@ -1,0 +1,182 @@
+"""The table of models and entry points: which give the number of the definition, and which are refused.
+
+A row is exact in every entry point, to its tolerance, unless it says otherwise. What is refused raises an error of
+`lazyscope.errors` whose message the pattern matches.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import partial
+
+import torch
+from tests.conformance import (
+    coupled,
+    equations,
+    fourier,
+    huggingface,
+    layers,
+    ordinary,
+    routing,
+    stops,
+    wrapped,
+)
+from tests.conformance.entries import ENTRIES
+from tests.conformance.subject import Subject
+
+EXACT = 1e-10
+"""Relative error of what is exact in float64."""
+
+SINGLE = 1e-5
+"""Where the model itself computes in float32 inside."""
+
+
+@dataclass(frozen=True)
+class Row:
+    """One model. `refused` maps entry points to the pattern of the error."""
+
+    family: str
+    name: str
+    draw: Callable[[], Subject]
+    tolerance: float = EXACT
+    refused: Mapping[str, str] = field(default_factory=dict)
+    remark: str = ""
+
+    def make(self) -> Subject:
+        """The same model and inputs, each time anew."""
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(0)
+            return self.draw()
+
+
+def everywhere(pattern: str, *but: str) -> dict[str, str]:
+    """Refused in every entry point but these."""
+    return {entry: pattern for entry in ENTRIES if entry not in but}
+
+
+_MOVES = everywhere(r"leaves? torch|\.item\(\)|\.numpy\(\)|\.tolist\(\)|float\(\)|values that move", "Model")
+_BACKWARD = everywhere(r"autograd\.Function|backward", "Model")
+
+TABLE: list[Row] = [
+    Row("Ordinary models", "MLP", ordinary.perceptron),
+    Row("Ordinary models", "MLP with ReLU", ordinary.relu),
+    Row("Ordinary models", "Convolution, batch-norm, pooling", ordinary.convolutional),
+    Row("Ordinary models", "Attention with layer-norm", ordinary.attention),
+    Row("Ordinary models", "`Model(f, params)`, a simulation", ordinary.function),
+    Row("Ordinary models", "Tied weights, integer inputs", ordinary.tied),
+    Row("Ordinary models", "Equilibrium model, fixed loop", ordinary.equilibrium),
+    Row("Inputs and outputs", "Tuple of inputs", ordinary.tuple_inputs),
+    Row("Inputs and outputs", "Dict of inputs", ordinary.dict_inputs),
+    Row("Inputs and outputs", "Dict with constants", ordinary.constants),
+    Row("Inputs and outputs", '`output="logits"`', ordinary.output_field),
+    Row("Inputs and outputs", "`output=lambda o: …`", ordinary.output_function),
+    Row("Inputs and outputs", "Branch on an input mask", ordinary.input_branch),
+    Row(
+        "Inputs and outputs",
+        "Branch on a value that moves",
+        ordinary.value_branch,
+        refused=everywhere(r"branch", "Model"),
+    ),
+    Row("Recurrent", "LSTM", ordinary.lstm),
+    Row("Recurrent", "Bidirectional LSTM", ordinary.bilstm),
+    Row("Recurrent", "GRU", ordinary.gru),
+    Row("Recurrent", "Packed LSTM, sorted", ordinary.packed_sorted),
+    Row("Recurrent", "Packed LSTM, any order", ordinary.packed_unsorted),
+    Row("Complex numbers", "`irfft(rfft(Wx) * w)`", fourier.real_filter),
+    Row("Complex numbers", "Fourier neural operator", fourier.neural_operator),
+    Row("Complex numbers", "`view_as_complex`, `polar`", fourier.rotary),
+    Row("Complex numbers", "`abs`, `angle`, `real`, `imag`", fourier.magnitude),
+    Row("Complex numbers", "Complex parameters", fourier.complex_parameters, refused=everywhere("complex")),
+    Row("Complex numbers", "Complex output", fourier.complex_output, refused=everywhere("complex")),
+    Row("Complex numbers", "Complex output, `output=torch.view_as_real`", fourier.complex_output_chosen),
+    Row("Routing", "`topk` gate", routing.topk),
+    Row("Routing", "`argmax` gate", routing.argmax),
+    Row("Routing", "`argmin`, `gather`", routing.argmin),
+    Row("Routing", "`sort`", routing.sort),
+    Row("Routing", "`argsort`", routing.argsort),
+    Row("Routing", "`h[h > 0]`", routing.boolean),
+    Row("Routing", "`nonzero`, `index_add`", routing.nonzero),
+    Row("Routing", "`unique`", routing.unique),
+    Row("Routing", "`one_hot(argmax)`", routing.one_hot),
+    Row("Routing", "`where`, `masked_fill`", routing.where),
+    Row("Routing", "`sign`, `round`", routing.sign),
+    Row("Routing", "`max`, `amin`, `maximum`", routing.maximum),
+    Row("Routing", "`kthvalue`, `median`", routing.kthvalue),
+    Row("Routing", "`bucketize`", routing.bucketize),
+    Row("Routing", "Mixture of experts, `topk` and `gather`", routing.experts_dense),
+    Row("Routing", "Mixture of experts, dispatched", routing.experts_dispatched),
+    Row("Samples that depend on each other", "`y - y.mean(0)`", coupled.centred),
+    Row("Samples that depend on each other", "`y - y.mean(0)`, n above the batch", coupled.centred_many),
+    Row("Samples that depend on each other", "Coupling that is zero at w₀", coupled.gated),
+    Row("Samples that depend on each other", "Coupling that is zero at w₀, n above the batch", coupled.gated_many),
+    Row("Samples that depend on each other", "Batch statistics", coupled.batch_norm),
+    Row("Samples that depend on each other", "Graph network, edges in a buffer", coupled.graph_buffer),
+    Row("Samples that depend on each other", "Graph network, edges as input", coupled.graph_input),
+    Row("Samples that depend on each other", "Graph network, sparse adjacency", coupled.sparse_adjacency),
+    Row("Stop-gradients", "`.detach()`", stops.detach),
+    Row("Stop-gradients", "`no_grad()`", stops.no_grad),
+    Row("Stop-gradients", "`set_grad_enabled(False)`", stops.set_grad_enabled),
+    Row("Stop-gradients", "`.data`", stops.data),
+    Row("Stop-gradients", "`requires_grad_(False)` on a value", stops.requires_grad_false),
+    Row("Stop-gradients", "Frozen layer", stops.frozen_layer),
+    Row("Stop-gradients", "Straight-through estimator", stops.straight_through),
+    Row("Stop-gradients", "`autograd.Function`, true backward", stops.true_function),
+    Row("Stop-gradients", "`autograd.Function`, another backward", stops.false_function, refused=_BACKWARD),
+    Row("Values that leave torch", "`.numpy()` of a value that moves", stops.moved_numpy, refused=_MOVES),
+    Row("Values that leave torch", "`.item()` of a value that moves", stops.moved_item, refused=_MOVES),
+    Row("Values that leave torch", "`.tolist()` of a value that moves", stops.moved_tolist, refused=_MOVES),
+    Row("Values that leave torch", "`float()` of a value that moves", stops.moved_float, refused=_MOVES),
+    Row("Values that leave torch", "`.numpy()` of an input", stops.input_numpy),
+    Row("Values that leave torch", "`.tolist()` of an input", stops.input_tolist),
+    Row("Values that leave torch", "`.item()` of an input", stops.input_item),
+    Row("Equations in the forward", "torchdiffeq `rk4`, fixed step", equations.ode_fixed),
+    Row(
+        "Equations in the forward",
+        "torchdiffeq `dopri5`",
+        equations.ode_adaptive,
+        refused=everywhere("fixed step", "Model"),
+    ),
+    Row("Equations in the forward", "torchdiffeq `odeint_adjoint`", equations.ode_adjoint, refused=_BACKWARD),
+    Row("Equations in the forward", "`autograd.grad` in the forward (PINN)", equations.physics_informed),
+    Row("Equations in the forward", "`torch.func.hessian` in the forward", equations.laplacian),
+    Row("Equations in the forward", "`torch.func.grad` in the forward", equations.energy),
+    Row("Layers", "EmbeddingBag", layers.embedding_bag),
+    Row("Layers", "Embedding(sparse=True)", layers.sparse_embedding),
+    Row("Layers", "`parametrizations.weight_norm`", layers.weight_norm),
+    Row("Layers", "`nn.utils.weight_norm` (hook)", layers.weight_norm_hook, refused=everywhere("parametrizations")),
+    Row("Layers", "`parametrizations.spectral_norm`", layers.spectral_norm),
+    Row("Layers", "`parametrizations.orthogonal`", layers.orthogonal),
+    Row("Layers", "`linalg.solve`", layers.solve),
+    Row("Layers", "`linalg.eigvalsh`", layers.eigvalsh),
+    Row("Layers", "`linalg.eigh`, eigenvectors", layers.eigh, tolerance=1e-9),
+    Row("Layers", "`linalg.svdvals`", layers.svd),
+    Row("Layers", "`linalg.cholesky`", layers.cholesky),
+    Row("Layers", "`linalg.inv`", layers.inverse),
+    Row("Layers", "`linalg.det`, `logdet`", layers.determinant),
+    Row("Layers", "Sparse CSR parameter", coupled.sparse_weight, refused=everywhere("sparse")),
+    Row("Wrappers", "`torch.compile(net)`", wrapped.compiled),
+    Row("Wrappers", "`torch.jit.script(net)`", wrapped.scripted, refused=everywhere("ScriptModule")),
+    Row("Hugging Face", "BERT", huggingface.bert),
+    Row("Hugging Face", "BERT, padded", partial(huggingface.bert, True)),
+    Row("Hugging Face", "RoBERTa", huggingface.roberta),
+    Row("Hugging Face", "RoBERTa, padded", partial(huggingface.roberta, True)),
+    Row("Hugging Face", "DistilBERT", huggingface.distilbert),
+    Row("Hugging Face", "DistilBERT, padded", partial(huggingface.distilbert, True)),
+    Row("Hugging Face", "GPT-2", huggingface.gpt2),
+    Row("Hugging Face", "GPT-2, padded", partial(huggingface.gpt2, True)),
+    Row("Hugging Face", "GPT-2 with its cache", huggingface.gpt2_cached),
+    Row("Hugging Face", "GPT-2, logits of every token", huggingface.gpt2_every_token),
+    Row("Hugging Face", "GPT-2 for sequence classification", huggingface.gpt2_classifier),
+    Row("Hugging Face", "GPT-2 with LoRA (PEFT)", huggingface.lora),
+    Row("Hugging Face", "GPT-2 with LoRA (PEFT), padded", partial(huggingface.lora, True)),
+    Row("Hugging Face", "Llama", huggingface.llama, SINGLE),
+    Row("Hugging Face", "Llama, padded", partial(huggingface.llama, True), SINGLE),
+    Row("Hugging Face", "T5", huggingface.t5, SINGLE),
+    Row("Hugging Face", "T5, padded", partial(huggingface.t5, True), SINGLE),
+    Row("Hugging Face", "Mixtral", huggingface.mixtral, SINGLE),
+    Row("Hugging Face", "Mixtral, padded", partial(huggingface.mixtral, True), SINGLE),
+    Row("Hugging Face", "ViT", huggingface.vit),
+    Row("Hugging Face", "ResNet", huggingface.resnet),
+    Row("Hugging Face", "Mamba", huggingface.mamba, SINGLE),
+]

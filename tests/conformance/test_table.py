@@ -1,0 +1,63 @@
+"""Each cell of the table is exact or refused, as it says; there is no third outcome."""
+
+from __future__ import annotations
+
+import re
+from functools import lru_cache
+
+import pytest
+from tests.conformance.entries import ENTRIES, Trial, quiet
+from tests.conformance.table import TABLE, Row
+
+from lazyscope.errors import LazyscopeError
+
+ROWS = {row.name: row for row in TABLE}
+
+
+@lru_cache(maxsize=2)  # the cells of a row follow one another, so that a model is traced once
+def trial(name: str) -> Trial:
+    row = ROWS[name]
+    return Trial(row.make, row.tolerance)
+
+
+def cells() -> list[object]:
+    return [
+        pytest.param(row, entry, id=f"{row.name}-{entry}", marks=pytest.mark.xdist_group(f"conformance {row.name}"))
+        for row in TABLE
+        for entry in ENTRIES
+    ]
+
+
+@pytest.mark.parametrize(("row", "entry"), cells())
+def test_cell(row: Row, entry: str) -> None:
+    pattern = row.refused.get(entry)
+    subject = trial(row.name)
+    with quiet():
+        if pattern is None:
+            enter(subject, entry)
+            return
+        with pytest.raises(LazyscopeError) as refusal:
+            enter(subject, entry)
+    assert re.search(pattern, str(refusal.value)), f"{refusal.value!r} does not match {pattern!r}"
+    check_sentence(str(refusal.value))
+
+
+def enter(subject: Trial, entry: str) -> None:
+    _ = subject.model  # what is refused at the door is refused before the reference is asked
+    ENTRIES[entry](subject)
+
+
+def check_sentence(message: str) -> None:
+    """One line that says what to do instead, without the entrails of torch."""
+    assert "\n" not in message
+    assert message.endswith(".")
+    assert "Traceback" not in message
+
+
+def test_rows_have_names_of_their_own() -> None:
+    assert len(ROWS) == len(TABLE)
+
+
+@pytest.mark.parametrize("row", TABLE, ids=lambda row: row.name)
+def test_refusals_name_entry_points(row: Row) -> None:
+    assert set(row.refused) <= set(ENTRIES)
