@@ -6,7 +6,7 @@ A loss is its pointwise value ℓ and two constants, those of R in the norm of F
 Outputs have shape `(*batch, n, *out)`, where `out` is `()` for a scalar model. A target has the shape of one
 member's outputs, `(n, *out)`, shared by all members, or has the batch dimensions too, of size 1 where members share.
 Which dimensions are `batch` is read off the former; the latter needs their number, `batch=…`. Samples and outputs
-never broadcast.
+never broadcast. Arrays and nested lists of numbers are taken for tensors like the outputs.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from lazyscope.errors import InputError
-from lazyscope.labels import Classes, Labels, Reals, Signs
+from lazyscope.labels import Classes, Labels, Reals, Signs, Target, as_target
 
 
 class Loss(ABC):
@@ -58,24 +58,38 @@ class Loss(ABC):
             (gradient,) = torch.autograd.grad(self.terms(leaf, target).sum(), leaf)
         return gradient
 
-    def __call__(self, y: Tensor, target: Tensor, batch: int | None = None) -> Tensor:
-        """R(y), of shape `batch`."""
+    def __call__(self, y: Tensor, target: Target, batch: int | None = None) -> Tensor:
+        """R(y).
+
+        Args:
+            y: Outputs, (*batch, n, *out).
+            target: Targets, (n, *out) or (*batch, n, *out): a tensor on the device of y, an array or a nested list.
+                Classes are integers without the last dimension.
+            batch: The number of batch dimensions, where it cannot be read off the shapes.
+
+        Returns:
+            One value for each member, of shape `batch`.
+
+        Raises:
+            InputError: If the targets do not fit the outputs or the loss.
+        """
         return self.risk(y, target, batch)(y)
 
-    def pointwise(self, y: Tensor, target: Tensor, batch: int | None = None) -> Float[Tensor, "*batch n"]:
-        """ℓ(y_i, t_i) for each sample."""
+    def pointwise(self, y: Tensor, target: Target, batch: int | None = None) -> Float[Tensor, "*batch n"]:
+        """ℓ(y_i, t_i) for each sample; the arguments are those of a call."""
         return self.risk(y, target, batch).pointwise(y)
 
-    def gradient(self, y: Tensor, target: Tensor, batch: int | None = None) -> Tensor:
-        """∇ℓ(y_i, t_i), of the shape of y: the gradient of R in F, n times the Euclidean one."""
+    def gradient(self, y: Tensor, target: Target, batch: int | None = None) -> Tensor:
+        """∇ℓ(y_i, t_i), of the shape of y: the gradient of R in F, n times the Euclidean one; arguments of a call."""
         return self.risk(y, target, batch).gradient(y)
 
-    def risk(self, y: Tensor, target: Tensor, batch: int | None = None) -> Risk:
-        """R on outputs shaped like y, with the target checked and bound."""
+    def risk(self, y: Tensor, target: Target, batch: int | None = None) -> Risk:
+        """R on outputs shaped like y, with the target checked and bound; the arguments are those of a call."""
         if not y.is_floating_point():
             raise InputError(f"The outputs are {y.dtype}, and a loss needs reals; let the model return floats.")
         if y.numel() == 0 or y.ndim == 0:
             raise InputError(f"Outputs of shape {tuple(y.shape)} hold no samples; pass at least one, as (n, …).")
+        target = as_target(target, y)
         if target.device != y.device:
             raise InputError(f"The target is on {target.device}, the outputs on {y.device}; move one to the other.")
         if not bool(target.isfinite().all()):
@@ -89,9 +103,15 @@ class Loss(ABC):
         if batch < 0 or not shape or tuple(encoded.shape[len(own) :]) != shape or not fits:
             raise InputError(
                 f"A target of shape {tuple(target.shape)} does not fit outputs of shape {tuple(y.shape)}, and nothing"
-                " is broadcast, (n,) and (n, 1) neither; reshape it, as with target[:, None]."
+                f" is broadcast, (n,) and (n, 1) neither; {self._remedy(y, target, encoded)}."
             )
-        return Risk(self, encoded, batch, shape)
+        return Risk(self, self.labels.weighted(encoded, len(shape)), batch, shape)
+
+    @staticmethod
+    def _remedy(y: Tensor, target: Tensor, encoded: Tensor) -> str:
+        if encoded.ndim > target.ndim > 1 and target.shape == y.shape:
+            return "integers are classes, without the last dimension; pass target.float() for probabilities"
+        return "reshape it, as with target[:, None]"
 
 
 @final
@@ -124,12 +144,19 @@ class Risk:
         if tuple(y.shape[self.batch :]) != self.shape:
             raise InputError(f"The target is for outputs {self.shape}, not {tuple(y.shape)}; reshape one of them.")
 
-    def renewed(self, target: Tensor) -> Risk:
+    @property
+    def counted(self) -> Tensor | None:
+        """Which outputs enter R, in the shape of the target; None where all do."""
+        return self.loss.labels.counted(self.target)
+
+    def renewed(self, target: Target) -> Risk:
         """R on other samples; their labels are not checked, as looking at values waits for the GPU."""
+        target = as_target(target, self.target)
         encoded = self.loss.labels.encode(target, self.shape[-1]).to(self.target.dtype)
         if encoded.ndim not in (len(self.shape), self.batch + len(self.shape)):
             raise InputError(f"A target of shape {tuple(target.shape)} is unlike the first one; reshape it.")
-        return replace(self, target=encoded, shape=tuple(encoded.shape[encoded.ndim - len(self.shape) :]))
+        weighted = self.loss.labels.weighted(encoded, len(self.shape))
+        return replace(self, target=weighted, shape=tuple(encoded.shape[encoded.ndim - len(self.shape) :]))
 
 
 @final
@@ -234,17 +261,33 @@ class Exponential(Loss):
 class CrossEntropy(Loss):
     """ℓ(y, t) = -Σ_c t_c log softmax(y)_c, for class indices (integers) or probabilities t; M = 1/2, m = 0.
 
-    Classes stand in the last dimension; others are summed over. The Hessian diag(p) - ppᵀ has norm at most 1/2,
-    attained at p = (½, ½, 0, …): uᵀ(diag(p) - ppᵀ)u is the variance of u under p, at most a quarter of the squared
-    range (Popoviciu), and the range of a unit vector is at most √2.
+    Classes stand in the last dimension; others, such as the T positions of outputs (n, T, V) with targets (n, T), are
+    summed over, and R is the mean over the samples: T times torch's mean over all positions. The Hessian diag(p) - ppᵀ
+    has norm at most 1/2, attained at p = (½, ½, 0, …): uᵀ(diag(p) - ppᵀ)u is the variance of u under p, at most a
+    quarter of the squared range (Popoviciu), and the range of a unit vector is at most √2.
+
+    Where a target is `ignore_index`, the position adds nothing to ℓ, its gradient and its Hessian. A sample all of
+    whose targets are ignored is as if it were not there: R is the mean over the others, and so is the norm of F, in
+    which M is 1/2. For outputs (n, V) this is `torch.nn.functional.cross_entropy(…, ignore_index=…)`, whose mean is
+    over the positions that are left; for (n, T, V) it is that times the number of these positions per sample.
+
+    Args:
+        ignore_index: The class of positions that do not count, such as -100 for padding; None if all do.
 
     >>> CrossEntropy()(torch.zeros(1, 2), torch.tensor([1]))
     tensor(0.6931)
+    >>> CrossEntropy(ignore_index=-100)(torch.zeros(3, 2), [1, -100, 0])
+    tensor(0.6931)
     """
 
+    ignore_index: int | None = None
     smoothness: ClassVar[float] = 0.5
     strong_convexity: ClassVar[float] = 0.0
-    labels: ClassVar[Labels] = Classes()
+
+    @property
+    def labels(self) -> Labels:
+        """Classes."""
+        return Classes(self.ignore_index)
 
     def terms(self, y: Tensor, target: Tensor) -> Tensor:
         """-t log softmax(y), class by class."""
@@ -256,9 +299,11 @@ class CrossEntropy(Loss):
 class Penalised(Loss):
     """ℓ(y, t) + (μ/2)|y|²: makes any loss strongly convex, with m + μ and M + μ in place of m and M.
 
+    The penalty is on all outputs, those included whose targets the loss ignores.
+
     >>> loss = Penalised(Logistic(), 0.5)
-    >>> loss.strong_convexity, loss.smoothness, round(float(loss.minimiser(torch.tensor([1.0]))), 4)
-    (0.5, 0.75, 0.6749)
+    >>> loss.strong_convexity, loss.smoothness, round(float(loss.minimiser(torch.tensor([1.0]))), 3)
+    (0.5, 0.75, 0.675)
     """
 
     loss: Loss

@@ -196,3 +196,43 @@ def test_doors() -> None:
 def test_public_name() -> None:
     assert ls.relative_scale is relative_scale
     assert curvature_norm(TwoLayer.gaussian(3, 2, [0])[0], torch.ones(2, 2)).status == "converged"
+
+
+def tagger() -> tuple[Model, Tensor, Tensor]:
+    """Three sequences of four positions with five classes each, padded; of the last one nothing is left."""
+    model = Model(lambda w, x: torch.tanh(x @ w["a"]) @ w["b"], {"a": draw(0, 3, 2), "b": draw(1, 2, 5)})
+    target = torch.tensor([[1, 0, 4, 2], [3, 3, -100, -100], [-100] * 4])
+    return model, draw(2, 3, 4, 3), target
+
+
+def test_ignored_positions_leave_all_norms() -> None:
+    model, x, target = tagger()
+    found = relative_scale(model, x, target, ignore_index=-100)
+    kept = target != -100
+    outputs, hot = model(x)[kept], nn.functional.one_hot(target[kept], 5)
+    rows = model.jacobian(x).reshape(3, 4, 5, -1)[kept].flatten(0, 1)
+    dense = SecondDerivative(model, x).to_dense().tensor.reshape(3, 4, 5, *[16] * 2)[kept].flatten(0, 1)
+    assert found.residual == pytest.approx(float((outputs - hot).norm()) / math.sqrt(2), rel=1e-12)
+    assert found.jacobian_norm == pytest.approx(float(torch.linalg.matrix_norm(rows, 2)) / math.sqrt(2), rel=1e-9)
+    reference = bilinear_norm(DenseBilinear(dense), starts=64, seed=1).value
+    assert found.hessian_norm == pytest.approx(reference / math.sqrt(2), rel=1e-6)
+    assert found.scaled(3.0).residual == pytest.approx(float((3 * outputs - hot).norm()) / math.sqrt(2), rel=1e-12)
+
+
+def test_targets_may_be_arrays_and_lists() -> None:
+    model, x, target = tagger()
+    expected = relative_scale(model, x, target, ignore_index=-100)
+    for given_ in (target.numpy(), target.tolist()):
+        assert relative_scale(model, x, given_, ignore_index=-100).kappa == expected.kappa
+    y = draw(3, 3, 4, 5)
+    assert relative_scale(model, x, y.numpy()).kappa == relative_scale(model, x, y).kappa
+
+
+def test_ignored_classes_need_the_word() -> None:
+    model, x, target = tagger()
+    with pytest.raises(InputError, match="ignore_index=-100"):
+        relative_scale(model, x, target)
+    with pytest.raises(InputError, match="is for class indices"):
+        relative_scale(model, x, draw(3, 3, 4, 5), ignore_index=-100)
+    with pytest.raises(InputError, match="not numbers"):
+        relative_scale(model, x, ["a", "b", "c"])

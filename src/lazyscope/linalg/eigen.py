@@ -110,8 +110,9 @@ def top_eigenpairs(
     return Eigenpairs(*(torch.from_numpy(array) for array in (values, vectors, residuals)))
 
 
-_RESTARTS = 3
-"""Of Lanczos, as a first guess: tangent kernels of images and of text took 1 to 5 for their top ten."""
+_RESTARTS = 1
+"""Of Lanczos, as a first guess: tangent kernels of an MLP, a CNN and a transformer took 0.1 to 1.8 of them for their top
+eigenvalue and their top ten, and up to 3.5 for fifty."""
 
 
 class _Counted(Symmetric):

@@ -7,14 +7,18 @@ from operator import methodcaller
 from typing import TYPE_CHECKING, final
 
 import torch
-from jaxtyping import Float, Float64
+from jaxtyping import Float64
 from torch import Tensor, nn
+from torch.nn.functional import one_hot
 
 from lazyscope._typing import Inputs
 from lazyscope.errors import InputError
+from lazyscope.labels import Target, as_target, check_classes
 from lazyscope.linalg.solve import Solution, conjugate_gradients
+from lazyscope.memory import Memory, parse_memory
 from lazyscope.model.base import Model
 from lazyscope.model.jacobian import Batches
+from lazyscope.progress import Bar
 from lazyscope.tangent.blocked import sums_on_workers
 from lazyscope.tangent.kernel import tangent_kernel
 from lazyscope.tangent.operator import as_matrix
@@ -26,7 +30,7 @@ if TYPE_CHECKING:
 
 def kernel_regression(
     tiles: KernelTiles,
-    y: Float[Tensor, "n k *sets"],
+    y: Target,
     *,
     ridge: float | int,
     tolerance: float | None = None,
@@ -37,8 +41,26 @@ def kernel_regression(
     λ, the ridge, counts in units of s = tr(K)/nk, so that it means the same for all sizes and scales; ȳ is the mean of
     each output. By conjugate gradients: an iteration reads the kernel once for all sets, on the tiles' own client if
     they have one, and memory holds a tile and a few vectors. Not converging is a result: see `solution`.
+
+    Args:
+        tiles: The kernel on disk, from `tangent_kernel_to_zarr`.
+        y: Targets (n, k), or m sets of them, (n, k, m): a tensor, array or nested list of numbers. Class indices, as
+            integers of shape (n,), stand for one-hot rows.
+        ridge: λ, positive.
+        tolerance: Of the equation's residual, as in `lazyscope.linalg.conjugate_gradients`.
+        iterations: The largest number of iterations of conjugate gradients.
+
+    Returns:
+        The fit.
+
+    Raises:
+        InputError: If the targets do not fit the kernel or hold NaN, or the ridge is not positive.
     """
     n, _, k, _ = tiles.shape
+    y = as_target(y, torch.empty(0, dtype=torch.float64))
+    if not y.is_floating_point() and y.ndim == 1 and k > 1:
+        check_classes(y, k)
+        y = one_hot(y.long(), k)
     if y.shape[:2] != (n, k) or y.ndim > 3:
         raise InputError(
             f"The kernel is of {n} points with {k} outputs, but the targets have shape {tuple(y.shape)}; pass"
@@ -73,23 +95,43 @@ class Regression:
         x: Inputs,
         new: Inputs,
         *,
-        memory: int | None = None,
+        memory: Memory | None = None,
         client: distributed.Client | None = None,
     ) -> Tensor:
-        """f at new points, (n', k) or (n', k, m), in float64; `model` and `x` are those that the kernel was made from.
+        """f at new points, in float64.
 
         K(new, X) is computed a tile at a time, multiplied and forgotten; on the client's workers where one is given.
-        `memory` bounds, about, the bytes that one tile takes.
+
+        Args:
+            model: The model that the kernel was made from.
+            x: The points that the kernel was made from.
+            new: n' points like them.
+            memory: A bound, about, on the bytes that one tile takes; "2GB" is understood.
+            client: A Dask client, whose workers then compute the tiles.
+
+        Returns:
+            (n', k), or (n', k, m) for m sets of targets.
+
+        Raises:
+            InputError: If the kernel was made from another model or other points.
         """
+        bound = parse_memory(memory)
         model = model if isinstance(model, Model) else Model(model)
         seen = Batches(x, self.tiles.tile)
         if other := self.tiles.differences(Job(model, seen, self.tiles.path, None).recipe()):
             raise InputError(f"The kernel was made from other {' and '.join(other)}; pass those of {self.tiles.path}.")
         fresh = Batches(new, self.tiles.tile).even()
-        cross = Cross(model, seen, fresh, self.solution.x, memory)
+        cross = Cross(model, seen, fresh, self.solution.x, bound)
         blocks, tiles = range(-(-fresh.n // fresh.size)), range(self.tiles.count)
         if client is None:
-            rows = [torch.stack([cross.product(i, j) for j in tiles]).sum(0) for i in blocks]
+            rows = []
+            with Bar("predictions", len(blocks) * len(tiles)) as bar:
+                for i in blocks:
+                    parts = []
+                    for j in tiles:
+                        parts.append(cross.product(i, j))
+                        bar.advance()
+                    rows.append(torch.stack(parts).sum(0))
         else:
             rows = sums_on_workers(client, cross, [[methodcaller("product", i, j) for j in tiles] for i in blocks])
         outputs = torch.cat(rows).reshape(fresh.n, *self.mean.shape) + self.mean

@@ -11,11 +11,15 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from lazyscope._typing import Inputs
-from lazyscope.errors import InputError
-from lazyscope.linalg.eigen import Eigenpairs, eigenpairs, top_eigenpairs
+from lazyscope.errors import InputError, LazyscopeError
+from lazyscope.labels import Target, as_target
+from lazyscope.linalg.eigen import COPIES, Eigenpairs, eigenpairs, top_eigenpairs
 from lazyscope.linalg.operator import Symmetric
 from lazyscope.linalg.trace import Estimate, trace
+from lazyscope.memory import Memory, check_fits, parse_memory
 from lazyscope.model.base import Model
+from lazyscope.model.jacobian import Batches
+from lazyscope.progress import track
 from lazyscope.tangent.kernel import tangent_kernel
 from lazyscope.tangent.operator import TangentOperator, as_matrix
 
@@ -109,9 +113,19 @@ class Spectrum:
         missed = float(((y - level - exponent * x) ** 2).sum())
         return Decay(float(exponent), float(level), 1 - missed / spread if spread > 0 else 1.0, first, last)
 
-    def alignment(self, y: Tensor) -> Alignment:
-        """How the targets spread over the eigenvectors; the tangent flow learns the part along vᵢ at rate λᵢ."""
-        target = y.detach().flatten().to(self.vectors)
+    def alignment(self, y: Target) -> Alignment:
+        """How the targets spread over the eigenvectors; the tangent flow learns the part along vᵢ at rate λᵢ.
+
+        Args:
+            y: One number for each output of each point (one-hot rows for classes), a tensor, array or nested list.
+
+        Returns:
+            The shares of the targets along the eigenvectors, and their running sum.
+
+        Raises:
+            InputError: If the numbers are not as many as the kernel has rows, or all are zero, or one is NaN.
+        """
+        target = as_target(y, self.vectors).detach().flatten().to(self.vectors)
         if target.numel() != self.size:
             raise InputError(
                 f"The kernel acts on {self.size} outputs and the targets hold {target.numel()} numbers; pass one"
@@ -130,25 +144,80 @@ def spectrum(
     top: int | None = None,
     *,
     batch: int = 128,
-    memory: int | None = None,
+    memory: Memory | None = None,
     tolerance: float | None = None,
     seed: int = 0,
 ) -> Spectrum:
     """The eigenvalues of the tangent kernel on the points x: all from the dense kernel, or the `top` ones matrix-free.
 
-    `memory` bounds the dense computation, `batch` the points in one pass of the matrix-free one. For the shape of
-    the whole spectrum of many points, see `lazyscope.linalg.spectral_density(TangentOperator(model, x))`.
+    For the shape of the whole spectrum of many points, see
+    `lazyscope.linalg.spectral_density(TangentOperator(model, x))`.
+
+    Args:
+        model: A module or a `Model`.
+        x: n points.
+        top: How many of the largest eigenvalues to find, by products alone; None takes the dense kernel and finds all.
+        batch: The points in one pass of the matrix-free computation.
+        memory: A bound on what the dense kernel takes beside the result, in bytes or as "2GB".
+        tolerance: Of the matrix-free computation, as in `lazyscope.linalg.top_eigenpairs`.
+        seed: Of the matrix-free computation.
+
+    Returns:
+        The eigenvalues with their eigenvectors, and what follows from them.
+
+    Raises:
+        InputError: If the dense kernel and its eigenvectors would not fit into memory; nothing was computed then.
 
     >>> s = spectrum(Model(torch.nn.Linear(3, 2)), torch.eye(3))
     >>> [round(value, 4) for value in s.eigenvalues.tolist()], round(s.condition, 4), round(s.effective_rank, 4)
     ([4.0, 4.0, 1.0, 1.0, 1.0, 1.0], 4.0, 3.0)
     """
+    bound = parse_memory(memory)
+    model = model if isinstance(model, Model) else Model(model)
     if top is None:
-        return Spectrum.of(as_matrix(tangent_kernel(model, x, memory=memory)))
+        _check_fits(model, x, kernels=1)
+        return Spectrum.of(as_matrix(tangent_kernel(model, x, memory=bound)))
     return Spectrum.top(TangentOperator(model, x, batch=batch), top, tolerance=tolerance, seed=seed)
 
 
-def layer_spectra(model: Model | nn.Module, x: Inputs, *, memory: int | None = None) -> dict[str, Spectrum]:
-    """The spectrum of each layer's own kernel; the kernels add up, their spectra do not."""
-    kernels = tangent_kernel(model, x, by_layer=True, memory=memory)
-    return {name: Spectrum.of(as_matrix(kernel)) for name, kernel in kernels.items()}
+def layer_spectra(model: Model | nn.Module, x: Inputs, *, memory: Memory | None = None) -> dict[str, Spectrum]:
+    """The spectrum of each layer's own kernel; the kernels add up, their spectra do not.
+
+    Args:
+        model: A module or a `Model`.
+        x: n points.
+        memory: A bound on what the kernels take beside the result, in bytes or as "2GB".
+
+    Returns:
+        A spectrum for the name of every parameter.
+
+    Raises:
+        InputError: If the kernels and their eigenvectors would not fit into memory; nothing was computed then.
+    """
+    bound = parse_memory(memory)
+    model = model if isinstance(model, Model) else Model(model)
+    _check_fits(model, x, kernels=len(model.params))
+    kernels = tangent_kernel(model, x, by_layer=True, memory=bound)
+    return {name: Spectrum.of(as_matrix(kernels.pop(name))) for name in track(list(kernels), "spectra of the layers")}
+
+
+def _check_fits(model: Model, x: Inputs, kernels: int) -> None:
+    """Refuses kernels that do not fit together with their eigenvectors and what the last decomposition works on."""
+    try:
+        points = Batches(x, 1)
+        with torch.no_grad():
+            output = model(next(iter(points)))
+    except LazyscopeError:
+        return  # the kernel says what is wrong, or is one of points that only make sense together
+    size = points.n * output.numel()
+    copies = kernels * output.element_size() / 8 + kernels - 1 + COPIES
+    check_fits(
+        (size, size),
+        torch.float64,
+        output.device,
+        what="All eigenvectors of the tangent kernel",
+        copies=copies,
+        instead="pass top=50 to spectrum for the largest eigenvalues, by products alone, take fewer points, use"
+        ' tangent_kernel(outputs="trace") for an (n, n) kernel, or linalg.spectral_density(TangentOperator(model, x))'
+        " for the shape of the spectrum; tangent_kernel_to_zarr holds kernels larger than memory, with top eigenpairs",
+    )

@@ -25,8 +25,10 @@ from lazyscope._typing import Inputs
 from lazyscope.errors import InputError, LazyscopeError, ModelError, StoreError
 from lazyscope.linalg.eigen import Eigenpairs
 from lazyscope.linalg.solve import Solution, conjugate_gradients
+from lazyscope.memory import Memory, parse_memory
 from lazyscope.model.base import Model
 from lazyscope.model.jacobian import Batches
+from lazyscope.progress import track
 from lazyscope.tangent.blocked import TiledMatrix, block_eigenpairs
 from lazyscope.tangent.kernel import tangent_kernel
 
@@ -49,7 +51,7 @@ def tangent_kernel_to_zarr(
     *,
     tile: int = 256,
     client: distributed.Client | None = None,
-    memory: int | None = None,
+    memory: Memory | None = None,
     progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> KernelTiles:
     """K = Dh(w₀)Dh(w₀)ᵀ on the points x, written to `path` in even tiles of at most `tile` × `tile` points.
@@ -59,13 +61,14 @@ def tangent_kernel_to_zarr(
     its workers, which must see the same path. `progress` hears how many tiles of how many are stored.
     """
     model = model if isinstance(model, Model) else Model(model)
-    job = Job(model, Batches(x, tile).even(), Path(path).resolve(), memory)
+    job = Job(model, Batches(x, tile).even(), Path(path).resolve(), parse_memory(memory))
     tiles = job.prepare()
     missing = list(tiles.missing())
     total = tiles.count * (tiles.count + 1) // 2
     progress(total - len(missing), total)
     before = total - len(missing)
-    for done, _ in enumerate(_here(job, missing) if client is None else _on(client, job, missing), before + 1):
+    stored = _here(job, missing) if client is None else _on(client, job, missing)
+    for done, _ in enumerate(track(stored, "tangent kernel", len(missing)), before + 1):
         progress(done, total)
     for leftover in job.path.rglob("*.partial"):  # what kills left behind
         leftover.unlink(missing_ok=True)

@@ -11,17 +11,20 @@ import warnings
 from dataclasses import dataclass, replace
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from lazyscope._typing import Inputs
 from lazyscope.errors import InputError, LazyscopeError, ModelError, ScaleError
-from lazyscope.linalg.bilinear import BilinearNorm, bilinear_norm
+from lazyscope.labels import Classes, Target, as_target, check_classes
+from lazyscope.linalg.bilinear import Bilinear, BilinearNorm, bilinear_norm
 from lazyscope.linalg.eigen import operator_norm
+from lazyscope.linalg.mask import KeptRows, KeptValues
+from lazyscope.linalg.operator import Operator
 from lazyscope.model.base import Model
 from lazyscope.model.jacobian import JacobianOperator, SecondDerivative
 from lazyscope.model.neuron_curvature import curvature_norm, kinked
 from lazyscope.model.two_layer import TwoLayer
+from lazyscope.progress import Bar
 
 Number = float | int
 
@@ -112,40 +115,65 @@ class RelativeScale:
 def relative_scale(
     model: Model | TwoLayer | nn.Module,
     x: Inputs,
-    y: Tensor,
+    y: Target,
     *,
+    ignore_index: int | None = None,
     batch: int = 512,
     starts: int | None = None,
     tolerance: float | None = None,
     iterations: int = 300,
     seed: int = 0,
 ) -> RelativeScale:
-    """κ_h(w₀) on the data x with targets y* = y: real outputs, or class indices, which stand for one-hot targets.
+    """κ_h(w₀) on the data x with targets y* = y.
 
     ‖Dh‖ by Lanczos, ‖D²h‖ by ascent on the sphere from several `starts`, both matrix-free, `batch` points at a time. A
     `TwoLayer` net needs no search in its whole parameter space: its neurons are solved one by one. For models with
     kinks (ReLU, max-pooling) D²h is the almost-everywhere one at w₀, as the paper reads it; a `KinkWarning` says so.
+
+    Args:
+        model: A module, a `Model` or a `TwoLayer` net.
+        x: n points.
+        y: Targets in the shape of the outputs, or class indices: integers without the outputs' last dimension, (n,) for
+            outputs (n, k) and (n, T) for (n, T, V), which stand for one-hot rows. A tensor, array or nested list.
+        ignore_index: The class index of positions that do not count, such as -100 for padding. F is then the space of
+            functions on the other positions: ‖h(w₀) - y*‖, ‖Dh‖ and ‖D²h‖ leave the outputs of these out, and n counts
+            the points that have others.
+        batch: Points in one pass.
+        starts: Of the search for ‖D²h‖; 4 to 64, fewer for large models, unless given.
+        tolerance: Of that search: the residual at which it ends, 10⁻³ in float32 and 10⁻⁷ in float64 unless given.
+        iterations: The most that the search may take.
+        seed: Of the random starts.
+
+    Returns:
+        κ with its factors.
+
+    Raises:
+        InputError: If the targets do not fit the outputs.
+        ModelError: If no output moves with the weights.
     """
     if isinstance(model, TwoLayer):
-        return _of_two_layer(model, x, y, seed)
+        return _of_two_layer(model, x, y, ignore_index, seed)
     model = model if isinstance(model, Model) else Model(model)
     jacobian = JacobianOperator(model, x, batch=batch)
     with torch.no_grad():
         outputs = torch.cat([model(part) for part in jacobian.batches])
-    target = _as_outputs(y, outputs)
-    norm = operator_norm(jacobian, seed=seed)
-    form = SecondDerivative(model, x, batch=batch).compact()
+    target, kept = _as_outputs(y, outputs, ignore_index)
+    rows: Operator = jacobian if kept is None else KeptRows(jacobian, kept.flatten())
+    norm = operator_norm(rows, seed=seed, title="‖Dh‖")
+    with Bar("second derivative"):
+        form: Bilinear = SecondDerivative(model, x, batch=batch).compact()
+    form = form if kept is None else KeptValues(form, kept.flatten())
     search = bilinear_norm(form, starts=starts, tolerance=tolerance, iterations=iterations, seed=seed)
-    return _assembled(outputs, target, norm, search, _notice(model, jacobian.batches[:2]))
+    return _assembled(outputs, target, kept, norm, search, _notice(model, jacobian.batches[:2]))
 
 
-def _of_two_layer(net: TwoLayer, x: Tensor, y: Tensor, seed: int) -> RelativeScale:
+def _of_two_layer(net: TwoLayer, x: Tensor, y: Target, ignore_index: int | None, seed: int) -> RelativeScale:
     search = curvature_norm(net, x, seed=seed)
     exact = net.to(torch.float64)
     outputs = exact(x.double())
-    target = _as_outputs(y, outputs)
+    target, kept = _as_outputs(y, outputs, ignore_index)
     top = torch.linalg.eigvalsh(exact.coordinates(x.double(), centred=True).kernel())[-1]
-    return _assembled(outputs, target, math.sqrt(float(top)), search, _NOTICE if kinked(net) else "")
+    return _assembled(outputs, target, kept, math.sqrt(float(top)), search, _NOTICE if kinked(net) else "")
 
 
 _NOTICE = (
@@ -163,10 +191,15 @@ def _notice(model: Model, x: Inputs) -> str:
         return _UNKNOWN
 
 
-def _assembled(outputs: Tensor, y: Tensor, jacobian: float, search: BilinearNorm, notice: str) -> RelativeScale:
+def _assembled(
+    outputs: Tensor, y: Tensor, kept: Tensor | None, jacobian: float, search: BilinearNorm, notice: str
+) -> RelativeScale:
     """The result from Euclidean norms over the n points, which are √n times those of F."""
     outputs, y = outputs.detach().double(), y.double()
-    root = math.sqrt(len(outputs))
+    count = len(outputs)
+    if kept is not None:
+        outputs, count = outputs * kept, int(kept.flatten(1).any(1).sum())
+    root = math.sqrt(count)
     if not jacobian > 0:
         raise ModelError("Dh(w₀) = 0: no output moves with the weights, and κ has no meaning; start elsewhere.")
     if notice:
@@ -182,20 +215,27 @@ def _assembled(outputs: Tensor, y: Tensor, jacobian: float, search: BilinearNorm
     )
 
 
-def _as_outputs(y: Tensor, outputs: Tensor) -> Tensor:
-    """y* in the shape of the outputs; class indices become one-hot rows."""
-    if not y.is_floating_point() and y.shape == outputs.shape[:-1] and outputs.ndim > 1:
-        if bool(((y < 0) | (y >= outputs.shape[-1])).any()):
-            raise InputError(f"Class indices must lie in 0 … {outputs.shape[-1] - 1}; relabel them.")
-        y = F.one_hot(y.long(), outputs.shape[-1])
-    if y.shape != outputs.shape:
+def _as_outputs(y: Target, outputs: Tensor, ignore_index: int | None) -> tuple[Tensor, Tensor | None]:
+    """y* in the shape of the outputs, where class indices become one-hot rows, and which outputs count, if not all."""
+    target, kept = as_target(y, outputs).to(outputs.device), None
+    if not target.is_floating_point() and target.shape == outputs.shape[:-1] and outputs.ndim > 1:
+        labels = Classes(ignore_index)
+        check_classes(target, outputs.shape[-1], ignore_index)
+        target = labels.encode(target, outputs.shape[-1])
+        kept = labels.counted(target)
+    elif ignore_index is not None:
         raise InputError(
-            f"Targets of shape {tuple(y.shape)} do not fit outputs of shape {tuple(outputs.shape)}; reshape them, or"
-            " pass class indices as integers."
+            f"ignore_index={ignore_index} is for class indices, and these targets of shape {tuple(target.shape)} are"
+            " numbers; pass integers without the last dimension of the outputs, or drop it."
         )
-    if not bool(y.isfinite().all()):
+    if target.shape != outputs.shape:
+        raise InputError(
+            f"Targets of shape {tuple(target.shape)} do not fit outputs of shape {tuple(outputs.shape)}; reshape them,"
+            " or pass class indices as integers."
+        )
+    if not bool(target.isfinite().all()):
         raise InputError("The targets hold NaN or infinite values; drop or repair those samples.")
-    return y.to(outputs.device)
+    return target, kept
 
 
 def _positive(value: Number) -> Number:
