@@ -220,10 +220,10 @@ def inspect(t: Trial) -> None:
     _check_scale(t, report.scale.relative, y, 0.05)
     lr = report.tangents.lr
     for course in report.courses:
-        losses = _losses(t, y, lr, course.alpha, course.steps)
-        t.agree(f"losses at α = {course.alpha:g}", numbers(*course.loss), losses, 10 * t.tolerance)
+        losses = t.plain.losses(y, lr, course.alpha, course.steps)
+        t.agree(f"losses at α = {course.alpha:g}", numbers(*course.loss), numbers(*losses), 10 * t.tolerance)
     steps = report.tangents.steps
-    straight = numbers(*_tangent_losses(t, y, lr, steps))
+    straight = numbers(*t.plain.tangent_losses(y, lr, steps))
     t.agree("losses of the tangent model", numbers(*report.tangents.loss), straight, 10 * t.tolerance)
 
 
@@ -331,24 +331,3 @@ def _check_scale(t: Trial, found: ls.RelativeScale, y: Tensor, slack: float) -> 
     rival = t.plain.rival / root
     if found.hessian_norm < rival * (1 - slack) - 1e-12:
         raise Wrong(f"‖D²h‖: {found.hessian_norm:.6g}, and {rival:.6g} is attained elsewhere")
-
-
-def _losses(t: Trial, y: Tensor, lr: float, alpha: float, steps: tuple[int, ...]) -> Tensor:
-    """½‖y_α - y*‖² along v ← v - lr·∇R, with y_α = h(w₀) + α(h(w₀ + v/α) - h(w₀))."""
-    v = {name: torch.zeros_like(w) for name, w in t.plain.start.items()}
-    losses = []
-    for step in range(steps[-1] + 1):
-        w = t.plain.at(v, 1 / alpha)
-        gap = t.plain.initial + alpha * (t.plain.value(w) - t.plain.initial) - y
-        losses.append(float(gap.square().sum()) / 2 / t.points)
-        slope = t.plain.gradient(w, gap / t.points)
-        v = {name: value - lr * slope[name] for name, value in v.items()} if step < steps[-1] else v
-    return numbers(*(losses[step] for step in steps))
-
-
-def _tangent_losses(t: Trial, y: Tensor, lr: float, steps: tuple[int, ...]) -> list[float]:
-    gap, losses = (t.plain.initial - y).flatten(), []
-    for _ in range(steps[-1] + 1):
-        losses.append(float(gap.square().sum()) / 2 / t.points)
-        gap = gap - lr / t.points * (t.plain.kernel @ gap)
-    return [losses[step] for step in steps]

@@ -156,6 +156,26 @@ class Plain:
         moved = sum((self.jacobian[name] @ v[name].flatten() for name in self.start), torch.zeros(()))
         return moved.reshape(self.initial.shape)
 
+    def losses(self, y: Tensor, lr: float, alpha: float, steps: tuple[int, ...]) -> list[float]:
+        """½‖y_α - y*‖² at these steps of v ← v - lr·∇R, with y_α = h(w₀) + α(h(w₀ + v/α) - h(w₀))."""
+        v = {name: torch.zeros_like(w) for name, w in self.start.items()}
+        n, found = len(y), []
+        for _ in range(steps[-1] + 1):
+            w = self.at(v, 1 / alpha)
+            gap = self.initial + alpha * (self.value(w) - self.initial) - y
+            found.append(float(gap.square().sum()) / 2 / n)
+            slope = self.gradient(w, gap / n)
+            v = {name: value - lr * slope[name] for name, value in v.items()}
+        return [found[step] for step in steps]
+
+    def tangent_losses(self, y: Tensor, lr: float, steps: tuple[int, ...]) -> list[float]:
+        """The same of the tangent model, in function space."""
+        gap, n, found = (self.initial - y).flatten(), len(y), []
+        for _ in range(steps[-1] + 1):
+            found.append(float(gap.square().sum()) / 2 / n)
+            gap = gap - lr / n * (self.kernel @ gap)
+        return [found[step] for step in steps]
+
     def direction(self, seed: int = 1) -> Weights:
         """A move of the weights, `reach` large in each entry."""
         draw = torch.Generator().manual_seed(seed)

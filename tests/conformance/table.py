@@ -18,7 +18,9 @@ from tests.conformance import (
     huggingface,
     layers,
     ordinary,
+    requests,
     routing,
+    situations,
     stops,
     wrapped,
 )
@@ -48,6 +50,16 @@ class Row:
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(0)
             return self.draw()
+
+
+@dataclass(frozen=True)
+class Situation:
+    """What is not a model times an entry point; `refused` is the pattern of the error, where there is one."""
+
+    entry: str
+    name: str
+    happen: Callable[[], None]
+    refused: str | None = None
 
 
 def everywhere(pattern: str, *but: str) -> dict[str, str]:
@@ -179,4 +191,49 @@ TABLE: list[Row] = [
     Row("Hugging Face", "ViT", huggingface.vit),
     Row("Hugging Face", "ResNet", huggingface.resnet),
     Row("Hugging Face", "Mamba", huggingface.mamba, SINGLE),
+]
+
+SITUATIONS: list[Situation] = [
+    Situation("Monitor", "A layer that is unfrozen after the monitor was made", situations.unfrozen_later),
+    Situation("Monitor", "Called inside of autocast", situations.inside_autocast),
+    Situation("Monitor", "Around `Scaled(net, α)`", situations.around_scaled),
+    Situation("Monitor", "Around `torch.compile(net)`", situations.around_compiled),
+    Situation(
+        "Monitor", "Dropout and batch-norm in training mode: the run is bit-identical", situations.leaves_the_run_alone
+    ),
+    Situation(
+        "Scaled",
+        "A mixture of experts trained at α = 1 is plain training, in float32",
+        situations.experts_train_as_plain,
+    ),
+    Situation(
+        "Scaled",
+        "Dispatched experts trained at α = 1 are plain training, in float32",
+        situations.dispatched_train_as_plain,
+    ),
+    Situation("Scaled", "Inside of `DistributedDataParallel`", situations.distributed),
+    Situation("Monitor", "Around `DistributedDataParallel(net)`", situations.monitor_distributed),
+    Situation("Scaled", "After `net.compile()`", situations.compiled_in_place),
+    Situation("Scaled", "`copy.deepcopy`, before and after a call", requests.deep_copies),
+    Situation("Scaled", "`pickle` and `torch.save`, before and after a call", requests.pickles),
+    Situation("Scaled", "`torch.save`, and `torch.load` in another process", requests.across_processes),
+    Situation(
+        "tangent_kernel", "A kernel that does not fit into memory", requests.too_large, refused="TB|GB|PB|TiB|PiB"
+    ),
+    Situation(
+        "by_layer",
+        "A kernel that does not fit into memory, layer by layer",
+        requests.too_large_by_layer,
+        refused="TB|GB|PB|TiB|PiB",
+    ),
+    Situation("spectrum", "All eigenvalues of a kernel that does not fit", requests.too_large_spectrum, refused="top="),
+    Situation("tangent_kernel", '`memory="1GB"`', requests.memory_text),
+    Situation("relative_scale", "Targets as a NumPy array", requests.numpy_targets),
+    Situation("gradient_descent", "Class indices of which some are ignored", requests.ignored_targets),
+    Situation("relative_scale", "Class indices stand for one-hot targets", requests.class_targets),
+    Situation("Model", "A Hugging Face output without `output=`", requests.missing_output, refused="output="),
+    Situation("Scaled", "Dropout in training mode", requests.training_mode, refused=r"net\.eval\(\)"),
+    Situation("tangent_kernel", "Integers where the model needs floats", requests.integers, refused=r"x\.to\("),
+    Situation("TangentOperator", "NaN in the inputs", requests.not_a_number, refused="NaN"),
+    Situation("tangent_kernel", "TF32 on a GPU: its rounding is not taken for dependence", requests.tensor_cores),
 ]

@@ -7,7 +7,7 @@ from functools import lru_cache
 
 import pytest
 from tests.conformance.entries import ENTRIES, Trial, quiet
-from tests.conformance.table import TABLE, Row
+from tests.conformance.table import SITUATIONS, TABLE, Row, Situation
 
 from lazyscope.errors import LazyscopeError
 
@@ -39,6 +39,17 @@ def test_cell(row: Row, entry: str) -> None:
         with pytest.raises(LazyscopeError) as refusal:
             enter(subject, entry)
     assert re.search(pattern, str(refusal.value)), f"{refusal.value!r} does not match {pattern!r}"
+    check_sentence(str(refusal.value))
+
+
+@pytest.mark.parametrize("situation", SITUATIONS, ids=lambda situation: situation.name)
+def test_situation(situation: Situation) -> None:
+    with quiet():
+        if situation.refused is None:
+            situation.happen()
+            return
+        with pytest.raises(LazyscopeError, match=situation.refused) as refusal:
+            situation.happen()
     check_sentence(str(refusal.value))
 
 
