@@ -35,7 +35,7 @@ from lazyscope.lab.style import panels
 from lazyscope.model.base import Model
 from lazyscope.model.vgg import vgg11
 from lazyscope.tangent import gram, tangent_kernel_to_zarr
-from lazyscope.tangent.circuit import Circuit, trace
+from lazyscope.tangent.circuit import Circuit
 from lazyscope.tangent.gram import Pairing, forms
 from lazyscope.tangent.group import by_layer
 from lazyscope.tangent.outer import Dense, Outer
@@ -124,7 +124,7 @@ class CostModel:
     def of(net: nn.Module, x: Tensor) -> CostModel:
         """From the factors of two samples; only their shapes count."""
         model, two = Model(net), x[:2]
-        circuit = Circuit(trace(model, two), model)
+        circuit = Circuit.of(model, two)
         k = model(two).shape[1]
         features = circuit.features(two, torch.eye(k), chunk=2, together=1)
         parts = [group.jacobian(features) for group in by_layer(circuit)]

@@ -95,12 +95,12 @@ def subject(net: Any, x: Inputs, y: Any, loss: Any, budget: Budget, seed: int) -
             f"The model gives outputs of shape {tuple(start.shape)} for {len(y)} samples; return one row for each."
         )
     few = first(x, 2)
-    program = model.program(model.params, model.state, few)
+    kinked = model.kinked(few)
     other = model.coordinates(few, 2.0, centred=True)
     other.outputs(other.zeros())  # what cannot be followed is refused here, before anything is measured
     loss, y, words = _loss(loss, y, start)
     risk = loss.risk(start, y, 0)
-    notes = [*words, *_batch_norms(net), *([_KINKED] if program.kinked else [])]
+    notes = [*words, *_batch_norms(net), *([_KINKED] if kinked else [])]
     return Subject(
         model, net if isinstance(net, nn.Module) else None, loss, x, y, risk, start, -risk.gradient(start), given,
         tuple(notes),

@@ -2,36 +2,26 @@
 
 from __future__ import annotations
 
-import contextlib
 import copy
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import math
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch._compile import _disable_dynamo
-from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from lazyscope._typing import Inputs, Params
 from lazyscope.errors import InputError, LazyscopeError, ModelError
 from lazyscope.model.coordinates import Alpha, Coordinates, Studied, check_alpha, offset
-from lazyscope.model.increment import Program, Scale, trace
+from lazyscope.model.forward import Output, from_function, from_module, plain_kernels
+from lazyscope.model.increment import Captured, Program, Scale, capture, split
+from lazyscope.model.increment.decisions import digest
+from lazyscope.model.inputs import changed, check_inputs, flatten, signature, unflatten
 
-
-@contextlib.contextmanager
-def plain_kernels() -> Iterator[None]:
-    """Attention and transformer layers in their plain form: the fused kernels have no forward derivative."""
-    fast_path = torch.backends.mha.get_fastpath_enabled()
-    torch.backends.mha.set_fastpath_enabled(False)
-    try:
-        with sdpa_kernel(SDPBackend.MATH):
-            yield
-    finally:
-        torch.backends.mha.set_fastpath_enabled(fast_path)
-
-
-Forward = Callable[[Params, Params, Inputs], Any]
-"""(parameters, fixed state, inputs) ↦ output."""
+__all__ = ["Model", "check_inputs", "flatten", "plain_kernels", "signature", "studied", "unflatten"]
 
 
 class Model(Studied):
@@ -40,27 +30,44 @@ class Model(Studied):
     From a module (`Model(net)`), w₀ are its trainable parameters now, and the module itself is neither kept nor
     touched; from a function (`Model(f, params)`), f(params, x) is any differentiable program.
 
+    Derivatives are those that autograd gives in reverse mode: `detach()`, `no_grad()` and `.data` in the forward stop
+    them. A complex parameter is studied as the pair of its real and imaginary parts.
+
+    Args:
+        function: A module, or a function `f(params, x)`.
+        params: The initial parameters of a function, tensors by name; a module brings its own.
+        output: Which part of the module's output is studied: the name of a field ("logits"), a place in a tuple, or
+            a function of the output; all of it by default.
+
     >>> model = Model(torch.nn.Linear(3, 2))
     >>> model(torch.ones(5, 3)).shape, model.n_params
     (torch.Size([5, 2]), 8)
     """
 
     def __init__(
-        self, function: nn.Module | Callable[[Params, Inputs], Tensor], params: Mapping[str, Any] | None = None
+        self,
+        function: nn.Module | Callable[[Params, Inputs], Tensor],
+        params: Mapping[str, Any] | None = None,
+        *,
+        output: Output = None,
     ) -> None:
         if isinstance(function, nn.Module):
             if params is not None:
                 raise ModelError(
                     "A module brings its own parameters; pass Model(net), or a function with Model(f, params)."
                 )
-            self._forward, self.params, self.state = _from_module(function)
+            self._forward, self.params, self.state = from_module(function, output)
         elif params is None:
             raise ModelError("A function needs its initial parameters; pass Model(f, params) with a dict of tensors.")
         else:
-            self._forward, self.params, self.state = _from_function(function, params)
+            self._forward, self.params, self.state = from_function(function, params, output)
         if not self.params:
             raise ModelError("The model has no trainable parameters; set requires_grad=True on those to study.")
-        self._programs: dict[Any, Program] = {}
+        self._graphs: dict[Any, list[Captured]] = {}
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Traced programs are not copied or stored; they are made again where they are needed."""
+        return {**self.__dict__, "_graphs": {}}
 
     @property
     def n_params(self) -> int:
@@ -74,7 +81,9 @@ class Model(Studied):
     def _evaluate(self, params: Params, state: Params, x: Inputs) -> Tensor:
         try:
             out = self._forward(params, state, x)
-        except (RuntimeError, IndexError) as error:
+        except LazyscopeError:
+            raise
+        except Exception as error:  # the user's own forward may raise anything
             raise self._explain(error, params, state, x) from error
         return check_output(out)
 
@@ -86,7 +95,7 @@ class Model(Studied):
         moved = copy.copy(self)
         moved.params = {k: cast(w, *args, **kwargs) for k, w in self.params.items()}
         moved.state = {k: cast(b, *args, **kwargs) for k, b in self.state.items()}
-        moved._programs = {}
+        moved._graphs = {}
         return moved
 
     def at(self, params: Params) -> Model:
@@ -99,39 +108,115 @@ class Model(Studied):
         """The same model in float64: the reference against which everything is tested."""
         return self.to(dtype=torch.float64)
 
-    def program(self, params: Params, state: Params, x: Inputs) -> Program:
-        """The base and increment programs for inputs of this shape, traced once for each shape, dtype and device."""
+    def graph(self, params: Params, state: Params, x: Inputs, at: Params | None = None) -> Captured:
+        """The traced forward for these inputs.
+
+        It is traced once for each shape, dtype and device of the inputs, and again where the forward reads other values
+        of the inputs or chooses otherwise.
+
+        Args:
+            params: w₀.
+            state: Parameters that do not move, and buffers.
+            x: The inputs.
+            at: The weights whose choices count (which experts are used); w₀ by default.
+        """
         names, leaves = flatten(x)
         first = next(iter(params.values()))
         key = (names, signature(first), *(signature(t) for t in leaves))
-        found = self._programs.get(key)
-        return self._trace(params, state, x, key) if found is None else found
+        found = self._graphs.get(key)
+        if found is not None and found[0].unconditional:
+            return found[0]
+        return self._select(params if at is None else at, state, x, key)
 
-    def base(self, params: Params, state: Params, x: Inputs) -> tuple[Program, tuple[Any, ...]]:
-        """The program for these inputs, and its values at w₀ = params."""
-        program = self.program(params, state, x)
+    def program(self, captured: Captured) -> Program:
+        """The base and increment programs of a traced forward."""
+        found: Program | None = captured.memo.get("program")
+        if found is None:
+            found = captured.memo["program"] = split(captured, len(self.params))
+        return found
+
+    def kinked(self, x: Inputs) -> bool:
+        """Whether some operation of the forward (ReLU, max-pooling, sorting) is not everywhere differentiable."""
+        return self.program(self.graph(self.params, self.state, x)).kinked
+
+    def base(self, params: Params, state: Params, x: Inputs) -> tuple[Captured, tuple[Any, ...]]:
+        """The traced forward for these inputs, and what its increments need of the values at w₀ = params."""
+        captured = self.graph(params, state, x)
+        return captured, self._values(captured, params, state, x)
+
+    def _values(self, captured: Captured, params: Params, state: Params, x: Inputs) -> tuple[Any, ...]:
         leaves = flatten(x)[1]
-        run = program.base if prefers_speed(leaves[0].device.type) else program.exact_base
+        program = self.program(captured)
+        fast = prefers_speed(leaves[0].device.type) and not captured.chosen
+        run = program.base if fast else program.exact_base
         with torch.no_grad():
-            return program, run(*params.values(), *state.values(), *leaves)
+            values: tuple[Any, ...] = run(*params.values(), *state.values(), *leaves)
+        return values
+
+    def increment(
+        self, params: Params, state: Params, x: Inputs, scale: Scale, v: Params
+    ) -> tuple[Tensor, Tensor]:
+        """h(w₀) and α(h(w₀ + v/α) - h(w₀)) for w₀ = params."""
+        captured, values = self.base(params, state, x)
+        moves = [v[name] for name in params]
+        lazy = not isinstance(scale.alpha, Tensor) and math.isinf(scale.alpha)
+        if lazy:
+            captured.check_limit()
+        if not captured.chosen:
+            return values[-1], self.program(captured).increment(scale, moves, values)
+        initial = values[-1].to(moves[0].dtype)
+        with torch.no_grad():
+            now = {name: w + scale.epsilon * v[name].detach() for name, w in params.items()}
+        other = captured if lazy else self.graph(params, state, x, now)
+        if other is captured:
+            return initial, self.program(captured).increment(scale, moves, values)
+        # The choices at the present weights differ: increments are taken with them, and the jump at w₀ is added.
+        held = self._values(other, params, state, x)
+        if held[-1].shape != values[-1].shape:
+            raise ModelError(
+                "The shape of the model's output depends on its parameters, so it has no increment; return an output"
+                " of fixed shape (scatter the results back into place)."
+            )
+        jump = scale.times(held[-1] - values[-1]).to(initial.dtype)
+        return initial, self.program(other).increment(scale, moves, held) + jump
 
     # `torch.compiler.disable` would import the compiler now, which takes longer than the rest of lazyscope.
     @_disable_dynamo
-    def _trace(self, params: Params, state: Params, x: Inputs, key: Any) -> Program:
-        names, fixed = list(params), list(state)
+    def _select(self, params: Params, state: Params, x: Inputs, key: Any) -> Captured:
+        """A graph that is valid for these inputs and these weights, traced if there is none yet."""
+        known = self._graphs.get(key, [])
+        leaves = [t.detach() for t in (*params.values(), *state.values(), *flatten(x)[1])]
+        made: bytes | None = None
+        for captured in known:
+            if captured.guard is not None and not captured.guard.holds(leaves):
+                continue
+            if captured.chosen:
+                made = self._choices(params, state, x) if made is None else made
+                if captured.choices != made:
+                    continue
+            return captured
         with torch.no_grad():
             self._evaluate(params, state, x)  # bad inputs fail here, with a remedy
         check_inputs(x)
-        keys, leaves = flatten(x)
+        captured = capture(self.function(flatten(x)[0]), leaves, len(params), len(params) + len(state))
+        if captured.chosen:
+            captured = replace(captured, choices=made or self._choices(params, state, x))
+        self._graphs[key] = [captured, *known[: _KEPT - 1]]
+        return captured
+
+    def _choices(self, params: Params, state: Params, x: Inputs) -> bytes:
+        return digest(lambda: self._evaluate(params, state, x))
+
+    def function(self, keys: Any) -> Callable[..., Any]:
+        """The forward as a function of all its tensors in order: parameters, state, inputs of the structure `keys`."""
+        names, fixed = list(self.params), list(self.state)
 
         def function(*flat: Tensor) -> Any:
             w, rest = dict(zip(names, flat, strict=False)), flat[len(names) :]
             s, inputs = dict(zip(fixed, rest, strict=False)), rest[len(fixed) :]
             return self._forward(w, s, unflatten(keys, inputs))
 
-        flat = [t.detach() for t in (*params.values(), *state.values(), *leaves)]
-        self._programs[key] = trace(function, flat, len(names), len(names) + len(fixed))
-        return self._programs[key]
+        return function
 
     def coordinates(self, x: Inputs, alpha: Alpha = 1.0, *, centred: bool = False) -> Coordinates:
         """v ↦ α(h(w₀ + v/α) - h(w₀)) on the inputs x, plus αh(w₀) unless centred."""
@@ -139,8 +224,21 @@ class Model(Studied):
 
     def jacobian(self, x: Inputs) -> Tensor:
         """Dh(w₀) as a dense matrix, (outputs of all points, flattened) × p: the reference for small models."""
-        jacobian = torch.func.jacrev(lambda w: self._forward(w, self.state, x).flatten())(dict(self.params))
-        return torch.cat([block.reshape(len(block), -1) for block in jacobian.values()], 1)
+        out, leaves = self._with_graph(x)
+        rows = torch.eye(out.numel(), dtype=out.dtype, device=out.device).view(-1, *out.shape)
+        try:
+            blocks = _rows(out, leaves, rows, batched=True)
+        except RuntimeError:  # an operation without a batched backward pass
+            blocks = torch.cat([_rows(out, leaves, row, batched=False)[None] for row in rows])
+        return blocks
+
+    def _with_graph(self, x: Inputs) -> tuple[Tensor, dict[str, Tensor]]:
+        with torch.enable_grad():
+            leaves = {name: w.detach().requires_grad_() for name, w in self.params.items()}
+            out = self._evaluate(leaves, self.state, x)
+        if not out.requires_grad:
+            raise ModelError("The model's output does not depend on its trainable parameters; check its forward.")
+        return out, leaves
 
     def _explain(self, error: Exception, params: Params, state: Params, x: Inputs) -> LazyscopeError:
         """What the user can do about a forward that failed."""
@@ -151,7 +249,7 @@ class Model(Studied):
             return InputError(
                 f"The model is on {first.device} and the inputs on {', '.join(places)}; move one to the other."
             )
-        reason = str(error).splitlines()[0]
+        reason = " ".join(str(error).splitlines()[:1]) or type(error).__name__
         if any(not t.is_floating_point() for t in leaves) and self._accepts(
             params, state, x, lambda t: t.to(first.dtype)
         ):
@@ -163,17 +261,36 @@ class Model(Studied):
                 f"The model is in {first.dtype} and the inputs are not ({reason}); pass x.to({first.dtype})."
             )
         shapes = [tuple(t.shape) for t in leaves]
+        if _SHAPE.search(reason):
+            return InputError(
+                f"The model refuses inputs of shape {shapes}: {reason}; check the shape that its forward expects."
+            )
         return InputError(
-            f"The model refuses inputs of shape {shapes}: {reason}; check the shape that its forward expects."
+            f"The model's forward failed on inputs of shape {shapes} ({type(error).__name__}: {reason}); call the model"
+            " on them in Python to see where."
         )
 
     def _accepts(self, params: Params, state: Params, x: Inputs, change: Callable[[Tensor], Tensor]) -> bool:
         try:
-            keys, leaves = flatten(x)
-            self._forward(params, state, unflatten(keys, [change(t) for t in leaves]))
-        except (RuntimeError, IndexError):
+            self._forward(params, state, changed(x, change))
+        except Exception:  # the user's own forward may raise anything
             return False
         return True
+
+
+_SHAPE = re.compile(r"shape|size|dimension|channels|out of range|broadcast|rank|Expected \d-D|must match", re.IGNORECASE)
+"""Words of torch's errors about shapes."""
+
+_KEPT = 8
+"""Programs that are kept for one shape of inputs, when a forward reads values or chooses."""
+
+
+def _rows(out: Tensor, leaves: dict[str, Tensor], u: Tensor, *, batched: bool) -> Tensor:
+    found = torch.autograd.grad(
+        out, list(leaves.values()), u, retain_graph=True, is_grads_batched=batched, materialize_grads=True
+    )
+    lead = u.shape[:1] if batched else ()
+    return torch.cat([(g if g.layout == torch.strided else g.to_dense()).reshape(*lead, -1) for g in found], -1)
 
 
 class ModelCoordinates(Coordinates):
@@ -183,7 +300,10 @@ class ModelCoordinates(Coordinates):
         self.batch = ()
         self.alpha = torch.tensor(alpha, dtype=torch.float64)
         self._model, self._x = model, x
-        self._program, self._values = model.base(model.params, model.state, x)
+        self._captured, self._values = model.base(model.params, model.state, x)
+        if math.isinf(alpha):
+            self._captured.check_limit()
+        self._program = model.program(self._captured)
         self._scale = Scale.of(alpha)
         self._offset = offset(self._values[-1], self.alpha, centred)
 
@@ -193,7 +313,10 @@ class ModelCoordinates(Coordinates):
 
     def outputs(self, v: Params) -> Tensor:
         """y_α(v)."""
-        delta = self._program.increment(self._scale, [v[name] for name in self._model.params], self._values)
+        if self._captured.chosen:
+            delta = self._model.increment(self._model.params, self._model.state, self._x, self._scale, v)[1]
+        else:
+            delta = self._program.increment(self._scale, [v[name] for name in self._model.params], self._values)
         return delta if self._offset is None else delta + self._offset
 
     def kernel(self) -> Tensor:
@@ -202,106 +325,26 @@ class ModelCoordinates(Coordinates):
         return jacobian @ jacobian.T
 
 
-# ── doors ──────────────────────────────────────────────────────────────────────────────────────────────────────────
-_DROPOUTS = (nn.modules.dropout._DropoutNd,)
-_BATCH_NORMS = (nn.modules.batchnorm._BatchNorm,)
-
-
-def _from_module(net: nn.Module) -> tuple[Forward, dict[str, Tensor], dict[str, Tensor]]:
-    for name, module in net.named_modules():
-        if isinstance(module, _DROPOUTS) and module.training and module.p > 0:
-            raise ModelError(
-                f"Dropout {name or 'module'!r} is in training mode, so outputs are random; call net.eval() first."
-            )
-        if isinstance(module, _BATCH_NORMS) and (module.training or module.running_mean is None):
-            raise ModelError(
-                f"Batch-norm {name or 'module'!r} is in training mode, so outputs depend on the whole batch; call"
-                " net.eval() first (it needs track_running_stats=True), or use GroupNorm."
-            )
-    if any(isinstance(p, nn.parameter.UninitializedParameter) for p in net.parameters()):
-        raise ModelError("The model has lazy layers without shape yet; run it once on data before Model(net).")
-    try:
-        kept = copy.deepcopy(net)
-    except RuntimeError as error:
-        raise ModelError(
-            "The module holds tensors that carry a graph and can't be copied; detach them, or use torch.nn.utils."
-            f"parametrizations instead of hooks ({str(error).splitlines()[0]})."
-        ) from error
-    params = {name: p.detach() for name, p in kept.named_parameters() if p.requires_grad}
-    frozen = {name: p.detach() for name, p in kept.named_parameters() if not p.requires_grad}
-    state = {**frozen, **{name: b.detach() for name, b in kept.named_buffers()}}
-    for parameter in kept.parameters():
-        parameter.requires_grad_(False)
-
-    def forward(w: Params, s: Params, x: Inputs) -> Any:
-        args, kwargs = ((), x) if isinstance(x, Mapping) else (x if isinstance(x, tuple) else (x,), {})
-        with plain_kernels():
-            return torch.func.functional_call(kept, {**w, **s}, args, dict(kwargs))
-
-    return forward, params, state
-
-
-def _from_function(function: Callable[..., Any], params: Mapping[str, Any]) -> tuple[Forward, dict[str, Tensor], Any]:
-    if not isinstance(params, Mapping) or not all(isinstance(w, Tensor) for w in params.values()):
-        raise ModelError("Parameters must be a dict of tensors; pass Model(f, {'name': tensor, …}).")
-    start = {name: w.detach().clone() for name, w in params.items() if w.is_floating_point()}
-    if len(start) < len(params):
-        raise ModelError("Parameters must be floating-point tensors; bind the others into the function.")
-
-    def forward(w: Params, _: Params, x: Inputs) -> Any:
-        with plain_kernels():
-            return function(w, x)
-
-    return forward, start, {}
-
-
 def check_output(out: Any) -> Tensor:
     """One floating tensor, or a remedy."""
-    if not isinstance(out, Tensor) or not out.is_floating_point():
+    if isinstance(out, Tensor) and out.is_complex():
         raise ModelError(
-            f"The model must return one floating-point tensor but returned {type(out).__name__}; wrap it in a module"
-            " that returns the output to study."
+            "The model returns complex numbers; study their real and imaginary parts with"
+            " Model(net, output=torch.view_as_real)."
+        )
+    if not isinstance(out, Tensor) or not out.is_floating_point():
+        named = [key for key, value in out.items() if isinstance(value, Tensor)] if isinstance(out, Mapping) else []
+        example = repr(named[0]) if named else "0" if isinstance(out, tuple | list) else "lambda out: …"
+        raise ModelError(
+            f"The model must return one floating-point tensor but returned {type(out).__name__}; say which part of it to"
+            f" study with Model(net, output={example}), or wrap it in a module that returns that part."
         )
     return out
-
-
-def check_inputs(x: Inputs) -> None:
-    """Refuse NaN, infinities and what is not made of tensors."""
-    leaves = flatten(x)[1]
-    if any(t.is_floating_point() and not bool(torch.isfinite(t).all()) for t in leaves):
-        raise InputError("The inputs contain NaN or infinity; clean them, for instance with torch.nan_to_num.")
-
-
-Keys = tuple[str, ...] | int | None
-"""How inputs are passed: by name, as so many positional arguments, or as the one tensor."""
-
-
-def flatten(x: Inputs) -> tuple[Keys, Sequence[Tensor]]:
-    """The tensors of the inputs, and how to put them back."""
-    if isinstance(x, Tensor):
-        return None, (x,)
-    keys: Keys = tuple(x) if isinstance(x, Mapping) else len(x) if isinstance(x, tuple) else None
-    leaves = tuple(x.values()) if isinstance(x, Mapping) else x
-    if not keys or not all(isinstance(t, Tensor) for t in leaves):
-        raise InputError("Inputs must be a tensor, a tuple or a dict of tensors; convert arrays with torch.as_tensor.")
-    return keys, leaves
-
-
-def unflatten(keys: Keys, leaves: Sequence[Tensor]) -> Inputs:
-    """The inverse of `flatten`."""
-    if keys is None:
-        return leaves[0]
-    return tuple(leaves) if isinstance(keys, int) else dict(zip(keys, leaves, strict=True))
 
 
 def prefers_speed(device: str) -> bool:
     """Whether torch's own settings trade precision for speed here (autocast, TF32): then w₀'s values follow suit."""
     return torch.is_autocast_enabled(device) or (device == "cuda" and torch.backends.cudnn.allow_tf32)
-
-
-def signature(t: Tensor) -> tuple[Any, ...]:
-    """What a traced program depends on."""
-    return tuple(t.shape), t.dtype, t.device.type
 
 
 def cast(t: Tensor, *args: Any, **kwargs: Any) -> Tensor:

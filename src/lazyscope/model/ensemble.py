@@ -56,7 +56,15 @@ class EnsembleCoordinates(Coordinates):
         first = ensemble.models[0]
         keys, leaves = flatten(x)
         sample = unflatten(keys, [t[0] for t in leaves]) if ensemble.own_inputs else x
-        program = first.program(first.params, first.state, sample)
+        captured = first.graph(first.params, first.state, sample)
+        if not captured.unconditional:
+            raise ModelError(
+                "The forward of an ensemble reads values of its tensors (routing, a branch on inputs), which may differ"
+                " between members; study the models one by one."
+            )
+        if bool(alpha.isinf().any()):
+            captured.check_limit()
+        program = first.program(captured)
         depth = 0 if ensemble.own_inputs else None
         fixed = [*ensemble.params.values(), *ensemble.state.values()]
         with torch.no_grad():

@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import functools
+import math
 from collections.abc import Callable, Iterator
 from functools import partial
+from typing import Any
 
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
-from torch.fx.experimental.proxy_tensor import make_fx
 
 from lazyscope._typing import Inputs, Params
 from lazyscope.errors import InputError, LazyscopeError, ModelError
 from lazyscope.linalg.bilinear import Bilinear, DenseBilinear
 from lazyscope.linalg.operator import Operator
 from lazyscope.model.base import Model, check_inputs, flatten, unflatten
+from lazyscope.model.increment import Captured, Scale, capture
+from lazyscope.model.samples import check_independent
 
 _AT_ONCE = 2_000_000
 """Numbers that pairs under one `vmap` may hold; beyond, each is large enough to fill the machine."""
@@ -29,45 +33,73 @@ class Batches:
     def __init__(self, x: Inputs, size: int) -> None:
         check_inputs(x)
         self._keys, self.leaves = flatten(x)
-        counts = {t.shape[0] if t.ndim else 0 for t in self.leaves}
-        if len(counts) > 1 or counts == {0}:
-            raise InputError(
-                f"The inputs hold {sorted(counts)} points; give every tensor the n points as its first dimension."
-            )
+        counts = [t.shape[0] if t.ndim else 0 for t in self.leaves]
         if size < 1:
             raise InputError(f"A batch needs at least one point, not {size}; pass a positive size.")
-        self.n = counts.pop()
-        self.size = size
+        self.whole = len(set(counts)) > 1
+        if 0 in counts or (self.whole and max(counts) > size):
+            raise self.uneven()
+        self.n = counts[0]  # of inputs taken at once, the first tensor counts the points
+        self.size = self.n if self.whole else size
+
+    def uneven(self) -> InputError:
+        """The error for tensors of different lengths that the model does not take together."""
+        counts = sorted({t.shape[0] if t.ndim else 0 for t in self.leaves})
+        return InputError(
+            f"The inputs hold {counts} points; give every tensor the n points as its first dimension, or, if the model"
+            f" takes all of them at once, pass batch={max(counts)} or more."
+        )
 
     def even(self) -> Batches:
         """As many batches, of nearly equal size."""
         return Batches(unflatten(self._keys, self.leaves), -(-self.n // -(-self.n // self.size)))
 
+    def count(self, part: Inputs) -> int:
+        """The points of a part."""
+        return len(flatten(part)[1][0])
+
     def __iter__(self) -> Iterator[Inputs]:
         return (self[start : start + self.size] for start in range(0, self.n, self.size))
 
     def __getitem__(self, rows: slice) -> Inputs:
-        return unflatten(self._keys, [t[rows] for t in self.leaves])
+        return unflatten(self._keys, self.leaves if self.whole else [t[rows] for t in self.leaves])
 
 
 class JacobianOperator(Operator):
-    """J = Dh(w₀), (nk × p): Jv by forward mode, Jᵀu by reverse mode, `batch` points at a time.
+    """J = Dh(w₀), (nk × p): Jv by increments at α = ∞, Jᵀu by reverse mode, `batch` points at a time.
 
     Rows are the outputs of all points, flattened as `model(x).flatten()`; columns are the parameters in the order of
     `model.params`, flattened. Memory is one batch's activations and a few vectors; every column costs its own passes.
+    Both directions are those of one traced graph, so that each is the transpose of the other.
+
+    Args:
+        model: A model or a module.
+        x: The inputs of n points.
+        batch: Points that pass at a time; a model whose outputs depend on other points of its batch is refused unless
+            all points fit into one.
     """
 
     def __init__(self, model: Model | nn.Module, x: Inputs, *, batch: int = 128) -> None:
         model = model if isinstance(model, Model) else Model(model)
         self.model, self.batches = model, Batches(x, batch)
         first = next(iter(self.batches))
-        with torch.no_grad():
-            out = model(first)
-        points = flatten(first)[1][0].shape[0]
+        try:
+            with torch.no_grad():
+                out = model(first)
+        except LazyscopeError as error:
+            raise self.batches.uneven() if self.batches.whole else error from error
+        points = self.batches.count(first)
         if out.ndim == 0 or out.shape[0] != points:
             raise ModelError(
                 f"The model maps {points} points to an output of shape {tuple(out.shape)}; let its first"
                 " dimension be the points."
+            )
+        if points < self.batches.n:
+            check_independent(
+                model,
+                x,
+                f"they cannot be computed in batches of {batch}: pass batch={self.batches.n}, call net.eval(), or use"
+                " GroupNorm",
             )
         self.n, self.k = self.batches.n, out.numel() // points
         self.shape = (self.n * self.k, model.n_params)
@@ -75,25 +107,37 @@ class JacobianOperator(Operator):
 
     def push_forward(self, v: Params) -> Float[Tensor, " rows"]:
         """Jv for v by name."""
-        start, move = dict(self.model.params), {name: v[name] for name in self.model.params}
-        parts = []
+        model, parts = self.model, []
         for x in self.batches:
-            with torch.no_grad():  # forward mode needs no graph
-                parts.append(torch.func.jvp(lambda w, x=x: self._forward(w, x), (start,), (move,))[1])
+            captured = self._graph(x)
+            program = model.program(captured)
+            with torch.no_grad(), _plain_precision(self.device):
+                values = program.base(*model.params.values(), *model.state.values(), *flatten(x)[1])
+                moves = [v[name] for name in model.params]
+                parts.append(program.increment(Scale.of(math.inf), moves, values).flatten())
         return torch.cat(parts)
 
     def pull_back(self, u: Float[Tensor, " rows"]) -> dict[str, Tensor]:
         """Jᵀu by name: the gradient of the weighted sum uᵀh(w₀)."""
-        total = {name: torch.zeros_like(w) for name, w in self.model.params.items()}
-        at = 0
+        model, at = self.model, 0
+        total = {name: torch.zeros_like(w) for name, w in model.params.items()}
         for x in self.batches:
-            linearised = torch.func.vjp(lambda w, x=x: self._forward(w, x), dict(self.model.params))
-            rows = len(linearised[0])
-            (gradient,) = linearised[1](u[at : at + rows])
-            at += rows
-            for name, g in gradient.items():
-                total[name] += g
+            captured = self._graph(x)
+            with torch.enable_grad(), _plain_precision(self.device):
+                leaves = [w.detach().requires_grad_() for w in model.params.values()]
+                out = captured.module(*leaves, *model.state.values(), *flatten(x)[1])
+                weights = u[at : at + out.numel()].view_as(out)
+                gradients = torch.autograd.grad(out, leaves, weights, allow_unused=True)
+            at += out.numel()
+            for name, g in zip(total, gradients, strict=True):
+                if g is not None:
+                    total[name] += g if g.layout == torch.strided else g.to_dense()
         return total
+
+    def _graph(self, x: Inputs) -> Captured:
+        captured = self.model.graph(self.model.params, self.model.state, x)
+        captured.check_limit()
+        return captured
 
     def matmat(self, u: Float[Tensor, "columns m"]) -> Float[Tensor, "rows m"]:
         return torch.stack([self.push_forward(_named(self.model, column)) for column in u.T], 1)
@@ -105,8 +149,10 @@ class JacobianOperator(Operator):
     def to_dense(self) -> Float[Tensor, "rows columns"]:
         return torch.cat([self.model.jacobian(x) for x in self.batches])
 
-    def _forward(self, w: Params, x: Inputs) -> Float[Tensor, " rows"]:
-        return self.model(x, w).flatten()
+
+def _plain_precision(device: torch.device) -> torch.autocast:
+    """Products of derivatives are not left to autocast: both directions must round alike."""
+    return torch.autocast(device.type, enabled=False)
 
 
 class SecondDerivative(Bilinear):
@@ -166,31 +212,27 @@ class SecondDerivative(Bilinear):
             return out
 
 
-def _written_out(model: Model, x: Inputs) -> Callable[[Params], Tensor]:
-    """w ↦ h(w) on x, flat, in core operations.
+@functools.cache
+def _core() -> dict[Any, Callable[..., Any]]:
+    """How torch writes operations in terms of others that can be differentiated twice.
 
     Torch (2.6 … 2.13) has no nested derivative of SiLU, GLU, group-norm and others, and wrong ones of layer-norm and
     batch-norm: their forward-mode rules take mean and variance for constants. Their parts have right ones.
     """
-    names, aten = list(model.params), torch.ops.aten
+    aten = torch.ops.aten
     norms = [aten.native_layer_norm, aten.native_group_norm, aten.native_batch_norm, aten._native_batch_norm_legit]
     others = [aten._native_batch_norm_legit_no_training, aten.silu, aten.mish, aten.glu]
-    table = {**torch._decomp.core_aten_decompositions(), **torch._decomp.get_decompositions(norms + others)}
+    return {**torch._decomp.core_aten_decompositions(), **torch._decomp.get_decompositions(norms + others)}
 
-    def plain(w: Params) -> Tensor:
-        return model(x, w).flatten()
 
-    def flat(*w: Tensor) -> Tensor:
-        return plain(dict(zip(names, w, strict=True)))
-
-    try:
-        graph: Callable[..., Tensor] = flat
-        for _ in range(2):  # what a recurrent net mutates inside its kernels is gone after the second pass
-            traced = make_fx(torch.func.functionalize(graph), decomposition_table=table)
-            graph = traced(*(w.detach() for w in model.params.values()))
-    except (RuntimeError, LazyscopeError):  # a forward that looks at values: it can still be differentiated as it is
-        return plain
-    return lambda w: graph(*(w[name] for name in names))
+def _written_out(model: Model, x: Inputs) -> Callable[[Params], Tensor]:
+    """w ↦ h(w) on x, flat, in core operations."""
+    names, (keys, leaves) = list(model.params), flatten(x)
+    fixed = [*model.state.values(), *leaves]
+    flat = [t.detach() for t in (*model.params.values(), *fixed)]
+    captured = capture(model.function(keys), flat, len(names), len(names) + len(model.state), _core())
+    captured.check_limit()
+    return lambda w: captured.module(*(w[name] for name in names), *fixed).flatten()
 
 
 def _named(model: Model, v: Float[Tensor, " columns"]) -> dict[str, Tensor]:

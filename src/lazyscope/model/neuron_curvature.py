@@ -96,4 +96,4 @@ def kinked(net: TwoLayer) -> bool:
     """Whether σ is not everywhere differentiable, as far as its operations tell."""
     point = torch.zeros(1, dtype=torch.float64)
     model = Model(lambda w, x: net.activation(w["p"] + x), {"p": point})
-    return model.program(model.params, {}, point).kinked
+    return model.kinked(point)

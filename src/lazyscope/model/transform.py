@@ -59,8 +59,7 @@ class _TangentModule(nn.Module):
         w0 = {name: start[name] for name in self._names}
         state = {name: start[name] for name in self._state_names}
         v = dict(self.named_parameters(remove_duplicate=False))
-        program, values = self._studied.base(w0, state, x)
-        return values[-1], program.increment(self._scale, [v[name] for name in self._names], values)
+        return self._studied.increment(w0, state, x, self._scale, {name: v[name] for name in self._names})
 
     @abstractmethod
     def forward(self, x: Inputs) -> Tensor:

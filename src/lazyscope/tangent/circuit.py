@@ -20,9 +20,10 @@ from torch.fx.node import map_arg
 
 from lazyscope._typing import Inputs
 from lazyscope.errors import ModelError
-from lazyscope.model.base import Model, flatten, signature, unflatten
+from lazyscope.model.base import Model, flatten
 from lazyscope.model.increment.base import FINE
-from lazyscope.model.increment.program import capture
+from lazyscope.model.increment.watch import stop
+from lazyscope.model.inputs import changed
 from lazyscope.tangent.convolution import convolution
 
 aten = torch.ops.aten
@@ -116,6 +117,12 @@ class Circuit:
         self.captured = tuple(captured)
         self.outputs = tuple(out for site in self.sites for out in site.outputs)
 
+    @staticmethod
+    def of(model: Model, x: Inputs) -> Circuit:
+        """The circuit of the first sample of x."""
+        first = changed(x, lambda leaf: leaf[:1])
+        return Circuit(model.graph(model.params, model.state, first).module, model)
+
     @property
     def k(self) -> int:
         """The number of outputs."""
@@ -135,8 +142,10 @@ class Circuit:
         for node in self.nodes:
             if node in self.parameters:
                 sources[node] = frozenset({node})
-            elif node.op == "call_function" and node not in self.data and (found := _union(node, sources)):
-                sources[node] = found
+            elif node.op == "call_function" and node not in self.data and _carries(node):
+                found = _union(node, sources)
+                if found:
+                    sources[node] = found
         return sources
 
     def _evaluate(self) -> dict[fx.Node, Any]:
@@ -238,7 +247,7 @@ class Circuit:
         """
         leaves = flatten(x)[1]
         n, k = len(leaves[0]), len(cotangents)
-        gradients = {node: cotangents.new_empty(n, k, *value(node).shape) for node in self.outputs}
+        gradients = {node: _room(node, n, k, cotangents) for node in self.outputs}
         pieces: list[tuple[Tensor, ...]] = []
         for start in range(0, n, chunk):
             part = [leaf[start : start + chunk] for leaf in leaves]
@@ -286,7 +295,7 @@ def call(node: fx.Node, values: dict[fx.Node, Any], instead: Callable[..., Any] 
 
 def value(node: fx.Node) -> Any:
     """The value of `node` when it was traced, on one sample: for its shape and dtype."""
-    return node.meta["val"]
+    return node.meta.get("val")
 
 
 def size(node: fx.Node) -> int:
@@ -299,11 +308,22 @@ def size(node: fx.Node) -> int:
 def is_floating(node: fx.Node) -> bool:
     """Whether derivatives pass through `node`."""
     found = value(node)
-    return isinstance(found, Tensor) and found.is_floating_point()
+    return isinstance(found, Tensor) and (found.is_floating_point() or found.is_complex())
+
+
+def _carries(node: fx.Node) -> bool:
+    """Whether derivatives with respect to parameters pass through `node`: not through indices, masks and stops."""
+    found = value(node)
+    return node.target is not stop and (not isinstance(found, Tensor) or is_floating(node))
 
 
 def _union(node: fx.Node, sources: dict[fx.Node, frozenset[fx.Node]]) -> frozenset[fx.Node]:
     return frozenset().union(*(sources.get(a, frozenset()) for a in node.all_input_nodes))
+
+
+def _room(node: fx.Node, n: int, k: int, like: Tensor) -> Tensor:
+    dtype = like.dtype.to_complex() if value(node).is_complex() else like.dtype
+    return like.new_empty(n, k, *value(node).shape, dtype=dtype)
 
 
 def _zeros(node: fx.Node, n: int) -> Tensor:
@@ -319,24 +339,3 @@ def _only_output(node: fx.Node) -> fx.Node:
             "The model must return one floating-point tensor; wrap it in a module that returns that output."
         )
     return result
-
-
-def trace(model: Model, x: Inputs) -> fx.GraphModule:
-    """The forward on the first sample of x."""
-    names, fixed = list(model.params), list(model.state)
-    keys, leaves = flatten(x)
-
-    def function(*flat: Tensor) -> Any:
-        w, rest = dict(zip(names, flat, strict=False)), flat[len(names) :]
-        s, inputs = dict(zip(fixed, rest, strict=False)), rest[len(fixed) :]
-        out = model._forward(w, s, unflatten(keys, inputs))
-        return out.clone()  # so that the output is always an operation
-
-    flat = [t.detach() for t in (*model.params.values(), *model.state.values(), *(leaf[:1] for leaf in leaves))]
-    return capture(function, flat, len(names), len(names) + len(fixed))
-
-
-def key(model: Model, x: Inputs) -> Any:
-    """What a trace depends on: how inputs are passed, the shape of a sample, dtype and device."""
-    names, leaves = flatten(x)
-    return names, signature(next(iter(model.params.values()))), *(signature(leaf[:1]) for leaf in leaves)

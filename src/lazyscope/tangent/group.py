@@ -23,6 +23,7 @@ class Factored:
     name: str
     uses: tuple[Product, ...]
     bias: bool = False
+    steps: tuple[Any, ...] = ()  # how the weight is made from the parameter
     columns = 0
     """Columns of the Jacobian that exist at once."""
 
@@ -81,13 +82,30 @@ Group = Factored | Shared | General
 
 def by_parameter(circuit: Circuit) -> list[Group]:
     """One group for each parameter that the output depends on."""
+    return [_group(circuit, node, each) for node, each in _uses(circuit).items() if each]
+
+
+def _uses(circuit: Circuit) -> dict[fx.Node, list[tuple[fx.Node, Rule]]]:
     uses: dict[fx.Node, list[tuple[fx.Node, Rule]]] = {node: [] for node in circuit.parameters}
     for site in circuit.sites:
         for weight in site.weights:
             found = rule(circuit, site, weight)
             for source in circuit.sources[weight]:
                 uses[source].append((weight, found))
-    return [_group(circuit, node, each) for node, each in uses.items() if each]
+    return uses
+
+
+def whole(circuit: Circuit, name: str) -> General:
+    """One parameter in the form that every other form can be compared with."""
+    (parameter,) = [node for node, each in circuit.parameters.items() if each == name]
+    return General(name, circuit, parameter, tuple(_uses(circuit)[parameter]))
+
+
+def alike(one: Group, two: Group) -> bool:
+    """Whether two circuits have the factors of a parameter in the same coordinates."""
+    if not isinstance(one, Factored) or not isinstance(two, Factored):
+        return isinstance(one, General) and isinstance(two, General)
+    return one.bias == two.bias and (one.uses[0].kind, one.steps) == (two.uses[0].kind, two.steps)
 
 
 def by_layer(circuit: Circuit) -> list[Group]:
@@ -113,7 +131,7 @@ def _group(circuit: Circuit, parameter: fx.Node, uses: Sequence[tuple[fx.Node, R
         return General(name, circuit, parameter, tuple(uses))
     steps = [move[1] for move in moves if move is not None]
     if len({(found.kind, step) for found, step in zip(products, steps, strict=True)}) == 1:
-        return Factored(name, tuple(products))
+        return Factored(name, tuple(products), steps=steps[0])
     if all(step in ((), TRANSPOSED) for step in steps) and all(found.groups == 1 for found in products):
         roles = tuple((found, found.rows_first ^ bool(step)) for found, step in zip(products, steps, strict=True))
         rows = len(value(parameter))

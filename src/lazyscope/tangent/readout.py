@@ -21,6 +21,10 @@ class Readout(abc.ABC):
         """The outputs that the kernel tells apart."""
         return 1
 
+    def rows(self, k: int) -> int:
+        """How many combinations of the outputs are pulled back."""
+        return k
+
     def jacobian(self, jacobian: Parts) -> Jacobian:
         """The Jacobian whose kernel is wanted."""
         return jacobian
@@ -58,6 +62,9 @@ class Trace(Readout):
 
 class Sum(Readout):
     """Σ_{ab} K_{ij}^{ab}: (n1, n2)."""
+
+    def rows(self, k: int) -> int:
+        return 1
 
     def cotangents(self, output: Tensor) -> Tensor:
         return torch.ones(1, output.numel(), dtype=output.dtype, device=output.device)

@@ -98,7 +98,8 @@ class Local(Rule):
 
 def rule(circuit: Circuit, site: Site, weight: fx.Node) -> Rule:
     """The rule for one weight of a site: a special one where the operation has it, else `Local`."""
-    special = RULES.get(site.node.target)
+    on_complex = any(value(n).is_complex() for n in (weight, *site.outputs, *site.data) if isinstance(value(n), Tensor))
+    special = None if on_complex else RULES.get(site.node.target)
     once = site.node.args.count(weight) == 1 and len(site.outputs) == 1
     found = special(circuit, site, weight) if special is not None and once else None
     return Local(circuit, site, weight) if found is None else found

@@ -186,7 +186,7 @@ _UNKNOWN = "Whether the model has kinks could not be told; with them ‖D²h‖ 
 def _notice(model: Model, x: Inputs) -> str:
     """What to say about kinks of the traced forward."""
     try:
-        return _NOTICE if model.program(model.params, model.state, x).kinked else ""
+        return _NOTICE if model.kinked(x) else ""
     except LazyscopeError:
         return _UNKNOWN
 

@@ -58,6 +58,18 @@ class Pair(NamedTuple):
         return torch.add(self.base, self.delta * scale.epsilon)
 
 
+class Choice(NamedTuple):
+    """An integer or a truth value that depends on the parameters: its value at the initialisation and at present."""
+
+    base: Tensor
+    now: Tensor
+
+
+def current(scale: Scale, a: Any) -> Any:
+    """The present value of a pair or a choice; anything else as it is."""
+    return a.current(scale) if isinstance(a, Pair) else a.now if isinstance(a, Choice) else a
+
+
 Rule = Callable[..., Any]
 """`rule(scale, base_out, *args, **kwargs) -> Δ of the output(s)`, with a `Pair` for each argument that moves."""
 
@@ -70,6 +82,9 @@ the base program runs in float64."""
 
 LINEAR: set[Any] = set()
 """Operations jointly linear in their tensor arguments: Δ(op(x, …)) = op(Δx, …), constants becoming zeros."""
+
+COMPLEX: set[Any] = set()
+"""Operations whose rules hold for complex numbers too; those in `LINEAR` do."""
 
 
 def rule(*names: str) -> Callable[[Rule], Rule]:
@@ -110,6 +125,12 @@ def operations(*names: str) -> list[Any]:
         wanted = [overload] if overload else packet.overloads()
         found += [getattr(packet, each) for each in wanted if each in packet.overloads()]
     return found
+
+
+CONSTANT = frozenset(
+    operations(*"zeros_like ones_like full_like empty_like new_zeros new_ones new_full new_empty rand_like".split())
+)
+"""Operations that look at the shape of their argument only."""
 
 
 def base_of(value: Any) -> Any:

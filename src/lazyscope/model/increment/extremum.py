@@ -57,16 +57,6 @@ def _min(scale: Scale, _: Tensor, a: Pair) -> Tensor:
     return -_over(scale, negative(a), (), False)
 
 
-@fine_rule("max.dim")
-def _max_dim(scale: Scale, _: Any, a: Pair, dim: int, keepdim: bool = False) -> tuple[Tensor, None]:
-    return along(scale, a, dim, keepdim), None
-
-
-@fine_rule("min.dim")
-def _min_dim(scale: Scale, _: Any, a: Pair, dim: int, keepdim: bool = False) -> tuple[Tensor, None]:
-    return -along(scale, negative(a), dim, keepdim), None
-
-
 def _tuple(value: Any, rank: int, default: Any = None) -> tuple[int, ...]:
     value = list(default if not value and value != 0 else value) if not isinstance(value, int) else [value]
     return tuple(value * rank if len(value) == 1 else value)

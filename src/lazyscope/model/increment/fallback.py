@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 import warnings
 from typing import Any
@@ -11,7 +12,7 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from lazyscope.errors import OperationError
-from lazyscope.model.increment.base import Pair, Scale
+from lazyscope.model.increment.base import COMPLEX, RULES, Pair, Rule, Scale
 
 
 class FallbackWarning(UserWarning):
@@ -33,6 +34,14 @@ def say_once(op: Any) -> None:
         )
 
 
+def rule_of(op: Any, on_complex: bool) -> Rule:
+    """The rule of an operation, or its float64 difference."""
+    if op in RULES and (op in COMPLEX or not on_complex):
+        return RULES[op]
+    say_once(op)
+    return functools.partial(difference, op)
+
+
 def difference(op: Any, scale: Scale, out: Any, *args: Any, **kwargs: Any) -> Any:
     """Δ = α(op(x₀ + εΔ) - op(x₀)) in float64; at α = ∞ the JVP of the operation."""
     leaves, spec = pytree.tree_flatten((args, kwargs), is_leaf=lambda a: isinstance(a, Pair))
@@ -50,7 +59,11 @@ def difference(op: Any, scale: Scale, out: Any, *args: Any, **kwargs: Any) -> An
     start = tuple(base[i] for i in moving)
 
     def derivative() -> Any:
-        return torch.func.jvp(evaluate, start, tuple(delta))[1]
+        try:
+            return torch.func.jvp(evaluate, start, tuple(delta))[1]
+        except (RuntimeError, NotImplementedError):  # no forward derivative: u ↦ Jᵀu is linear, and its transpose is J
+            zero = pytree.tree_map(torch.zeros_like, evaluate(*start))
+            return torch.func.vjp(lambda u: torch.func.vjp(evaluate, *start)[1](u), zero)[1](tuple(delta))[0]
 
     def quotient() -> Any:
         now = evaluate(*(x + scale.epsilon * d for x, d in zip(start, delta, strict=True)))
@@ -67,8 +80,10 @@ def difference(op: Any, scale: Scale, out: Any, *args: Any, **kwargs: Any) -> An
             f"{op} has neither an increment rule nor a float64 form ({str(error).splitlines()[0]}); replace it in the"
             " model's forward by differentiable torch operations."
         ) from error
-    return pytree.tree_map(lambda o, c: c.to(o.dtype) if o.is_floating_point() else None, out, change)
+    return pytree.tree_map(lambda o, c: c.to(o.dtype) if o.is_floating_point() or o.is_complex() else None, out, change)
 
 
 def _wide(value: Any) -> Any:
-    return value.double() if isinstance(value, Tensor) and value.is_floating_point() else value
+    if not isinstance(value, Tensor):
+        return value
+    return value.double() if value.is_floating_point() else value.to(torch.complex128) if value.is_complex() else value

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lazyscope.model.increment.base import Number, Pair, Scale, add, base_of, big, fine_rule, negative, times
+from lazyscope.model.increment.base import Number, Pair, Scale, add, base_of, big, fine_rule, linear_map, negative, times
 from lazyscope.model.increment.smooth import apply
 
 
@@ -112,6 +112,9 @@ def _elu(scale: Scale, _: Tensor, a: Pair, alpha: Number = 1.0, factor: Number =
 
 @fine_rule("abs.default")
 def _abs(scale: Scale, _: Tensor, a: Pair) -> Tensor:
+    if a.base.is_complex():  # |z|² = x² + y²
+        squares = times(scale, *(Pair(*(torch.view_as_real(t.resolve_conj()) for t in a)),) * 2)
+        return apply("sqrt", scale, linear_map(squares, lambda t: t.sum(-1))).delta
     return relu_delta(scale, a) + relu_delta(scale, negative(a))
 
 

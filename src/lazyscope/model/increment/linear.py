@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lazyscope.model.increment.base import LINEAR, Number, Pair, Scale, base_of, fine_rule, operations, rule
+from lazyscope.model.increment.base import COMPLEX, LINEAR, Number, Pair, Scale, fine_rule, operations, rule
 
 # Operations whose numeric arguments are shapes, indices or weights, never values added to the result.
 LINEAR.update(
@@ -25,15 +25,10 @@ LINEAR.update(
         _pad_circular im2col col2im pixel_shuffle pixel_unshuffle channel_shuffle
         upsample_nearest1d upsample_nearest2d upsample_nearest3d upsample_linear1d upsample_bilinear2d
         upsample_bicubic2d upsample_trilinear3d _upsample_nearest_exact1d _upsample_nearest_exact2d
-        view_as_real view_as_complex real imag _conj""".split()
+        view_as_real view_as_complex real imag _conj _conj_physical conj_physical resolve_conj
+        complex _fft_r2c _fft_c2c _fft_c2r""".split()
     )
 )
-
-CONSTANT = frozenset(
-    operations(*"zeros_like ones_like full_like empty_like new_zeros new_ones new_full new_empty rand_like".split())
-)
-"""Operations that look at the shape of their argument only."""
-
 
 @rule("add.Tensor", "add.Scalar")
 def _add(scale: Scale, out: Tensor, a: Any, b: Any, alpha: Number = 1) -> Any:
@@ -75,50 +70,20 @@ def _pad(scale: Scale, _: Tensor, a: Pair, pad: list[int], value: Number = 0.0) 
 
 
 @rule("masked_fill.Scalar", "masked_fill.Tensor")
-def _masked_fill(scale: Scale, _: Tensor, a: Any, mask: Any, value: Any) -> Any:
-    return choose(scale, mask, value, a)
+def _masked_fill(scale: Scale, _: Tensor, a: Any, mask: Tensor, value: Any) -> Tensor:
+    return choose(mask, value, a)
 
 
 @rule("where.self", "where.ScalarSelf", "where.ScalarOther", "where.Scalar")
-def _where(scale: Scale, _: Tensor, mask: Any, a: Any, b: Any) -> Any:
-    return choose(scale, mask, a, b)
+def _where(scale: Scale, _: Tensor, mask: Tensor, a: Any, b: Any) -> Tensor:
+    return choose(mask, a, b)
 
 
-def choose(scale: Scale, mask: Any, a: Any, b: Any) -> Tensor:
-    """Δ of a where the mask holds, else b; a mask that depends on the parameters is a pair itself."""
-    like = next(t for t in (a, b, mask) if isinstance(t, Pair)).delta
+def choose(mask: Tensor, a: Any, b: Any) -> Tensor:
+    """Δ of a where the mask holds, else of b."""
+    like = next(t for t in (a, b) if isinstance(t, Pair)).delta
     da, db = (t.delta if isinstance(t, Pair) else torch.zeros((), dtype=like.dtype, device=like.device) for t in (a, b))
-    if not isinstance(mask, Pair):
-        return torch.where(mask, da, db)
-    flipped = mask.delta != 0
-    now = mask.base ^ flipped
-    base_a, base_b = (torch.as_tensor(base_of(t), dtype=like.dtype, device=like.device) for t in (a, b))
-    # Where the choice changed, the jump between the two branches at x₀ is added.
-    jump = torch.where(flipped, scale.times(torch.where(now, base_a - base_b, base_b - base_a)), 0.0)
-    return torch.where(now, da, db) + jump
-
-
-def _predicate(name: str) -> None:
-    """Comparisons: Δ = α(c - c₀), nonzero just where the answer changed."""
-    function = getattr(torch, name)
-
-    @fine_rule(f"{name}.Tensor", f"{name}.Scalar", f"{name}.default")
-    def compare(scale: Scale, out: Tensor, *args: Any) -> Tensor:
-        now = function(*(current(scale, a) for a in args))
-        dtype = next(a.delta.dtype for a in args if isinstance(a, Pair))
-        return scale.times(now.to(dtype) - out.to(dtype))
-
-
-def current(scale: Scale, a: Any) -> Any:
-    """x itself; of a predicate, its present answer."""
-    if not isinstance(a, Pair):
-        return a
-    return a.base ^ (a.delta != 0) if a.base.dtype == torch.bool else a.current(scale)
-
-
-for _name in ("gt", "ge", "lt", "le", "eq", "ne", "logical_and", "logical_or", "logical_not", "logical_xor",
-              "bitwise_and", "bitwise_or", "bitwise_not", "isnan", "isinf", "isfinite"):  # fmt: skip
-    _predicate(_name)
+    return torch.where(mask, da, db)
 
 
 def _step_function(name: str) -> None:
@@ -132,3 +97,10 @@ def _step_function(name: str) -> None:
 
 for _name in ("sign", "floor", "ceil", "round", "trunc"):
     _step_function(_name)
+
+COMPLEX.update(
+    operations(
+        *"""add sub rsub mul div mm bmm addmm baddbmm mv dot view _unsafe_view copy constant_pad_nd where masked_fill
+        reciprocal square convolution addcmul abs""".split()
+    )
+)

@@ -143,6 +143,13 @@ def _native_batch_norm(
     return (_affine(scale, normal, w, b, shape).delta, *rest)
 
 
+@rule("_native_batch_norm_legit.no_stats")
+def _batch_norm_of_batch(
+    scale: Scale, out: Any, a: Any, w: Any, b: Any, training: bool, momentum: Number, eps: Number
+) -> tuple[Any, ...]:
+    return _native_batch_norm(scale, out, a, w, b, None, None, True, momentum, eps)
+
+
 @rule("_native_batch_norm_legit_no_training.default", "_batch_norm_no_update.default")
 def _batch_norm_no_update(
     scale: Scale, out: Any, a: Any, w: Any, b: Any, mean: Any, var: Any, momentum: Number, eps: Number

@@ -1,9 +1,8 @@
 """A model's forward as two programs: one for what happens at w₀, one for the increments.
 
-The forward is traced once for each shape of its inputs into a graph of torch's core operations, free of mutation
-(`make_fx` over `functionalize`), so that in-place code, views and composite modules all arrive as the same hundred
-operations. From it we write a base program (x, w₀) ↦ values and an increment program (values, v, scale) ↦ Δ.
-The first does not depend on v: a flow on fixed data runs it once.
+The forward is traced once for each shape of its inputs into a graph of torch's core operations (`capture`). From it we
+write a base program (x, w₀) ↦ values and an increment program (values, v, scale) ↦ Δ. The first does not depend on v: a
+flow on fixed data runs it once.
 """
 
 from __future__ import annotations
@@ -17,15 +16,16 @@ from typing import Any
 
 import torch
 from torch import Tensor, fx
-from torch.fx.experimental.proxy_tensor import make_fx
 from torch.fx.node import map_arg
 
-from lazyscope.errors import LazyscopeError, ModelError
-from lazyscope.model.increment import extremum, kink, linear, normalise, product, smooth
-from lazyscope.model.increment.base import FINE, LINEAR, RULES, Pair, Scale
-from lazyscope.model.increment.fallback import difference, say_once
+from lazyscope.errors import ModelError
+from lazyscope.model.increment import choice, extremum, kink, linear, normalise, product, smooth
+from lazyscope.model.increment.base import CONSTANT, FINE, LINEAR, Choice, Pair, Scale
+from lazyscope.model.increment.capture import Captured
+from lazyscope.model.increment.fallback import rule_of
+from lazyscope.model.increment.watch import stop
 
-ROOMS = (smooth, kink, product, extremum, normalise, linear)
+ROOMS = (smooth, kink, product, extremum, normalise, linear, choice)
 """The modules that fill the table of rules when they are imported."""
 
 
@@ -35,7 +35,8 @@ class Program:
 
     `base(*leaves)` gives what the increments need of the values at w₀, the output h(w₀) last; `exact_base` the same
     computed in float64, so that the kinks of ReLU and max-pooling are where they should be: α times the rounding of x₀
-    is no small number for large α. Without kinks the two are one.
+    is no small number for large α. Without kinks the two are one. Where choices are frozen in the graph the exact output
+    stays in float64, since it will be compared with that of other choices.
     `increment(scale, moves, values)` gives α(h(w) - h(w₀)) from v (in the order of the moving leaves) and those values.
     """
 
@@ -46,99 +47,13 @@ class Program:
     """Whether some operation on the way (ReLU, max-pooling, sorting) is not everywhere differentiable."""
 
 
-def trace(function: Callable[..., Tensor], leaves: Sequence[Tensor], moving: int, state: int) -> Program:
-    """The program of `function(*leaves)`: the first `moving` leaves are parameters, those up to `state` buffers."""
-    return _split(capture(function, leaves, moving, state), moving)
-
-
-def capture(function: Callable[..., Tensor], leaves: Sequence[Tensor], moving: int, state: int) -> fx.GraphModule:
-    """The graph of `function(*leaves)`: core operations, without mutation or dead code; a placeholder for each leaf."""
-    try:
-        with torch.autocast(leaves[0].device.type, enabled=False):
-            module = _trace(function, leaves)
-            if any(_mutates(node) for node in module.graph.nodes):  # composite kernels mutate their own temporaries
-                module = _trace(module, leaves)
-    except LazyscopeError:
-        raise
-    except RuntimeError as error:
-        if "trying to get a value out of symbolic" in str(error) or "get value out of a tracing tensor" in str(error):
-            raise ModelError(
-                "The model's forward branches on the values of tensors, which tangent coordinates cannot follow;"
-                " replace the branch by torch.where."
-            ) from error
-        raise
-    _refuse_side_effects(module.graph, state)
-    _drop_copies(module.graph)
-    module.graph.eliminate_dead_code()
-    module.recompile()
-    return module
-
-
-def _trace(function: Callable[..., Any], leaves: Sequence[Tensor]) -> fx.GraphModule:
-    module: fx.GraphModule = make_fx(torch.func.functionalize(function), decomposition_table=_decompositions())(*leaves)
-    return module
-
-
-@functools.cache
-def _decompositions() -> dict[Any, Callable[..., Any]]:
-    """How torch writes an operation in terms of others, for those without a rule."""
-    table = torch._decomp.core_aten_decompositions()
-    return {op: form for op, form in table.items() if op not in RULES and op not in LINEAR}
-
-
-def _mutates(node: fx.Node) -> bool:
-    if not isinstance(node.target, torch._ops.OpOverload) or not node.target._schema.is_mutable:
-        return False
-    first = node.args[0]
-    return not (isinstance(first, fx.Node) and first.op == "placeholder")  # a new value for an input: see below
-
-
-def _refuse_side_effects(graph: fx.Graph, state: int) -> None:
-    placeholders = [node for node in graph.nodes if node.op == "placeholder"]
-    for node in list(graph.nodes):
-        if node.op != "call_function" or not isinstance(node.target, torch._ops.OpOverload):
-            continue
-        if torch.Tag.nondeterministic_seeded in node.target.tags:
-            raise ModelError(
-                f"The model's forward draws random numbers ({node.target}), so it is not a function of its parameters;"
-                " call net.eval(), or remove the noise."
-            )
-        if node.target is torch.ops.aten.copy_.default and node.args[0] in placeholders:
-            # What is left of mutation: a new value for an input of the program. Inputs are the caller's own tensors and
-            # stay as they are; state that changes is refused.
-            if placeholders.index(node.args[0]) < state:
-                raise ModelError(
-                    "The model's forward changes its own parameters or buffers, so it is not a function of its"
-                    " parameters; call net.eval(), or remove the update."
-                )
-            node.replace_all_uses_with(node.args[1])
-            graph.erase_node(node)
-
-
-def _drop_copies(graph: fx.Graph) -> None:
-    """copy(a, b) is b where both are alike; derivatives inside a forward leave many, and vmap has no rule for them."""
-    for node in list(graph.nodes):
-        if node.target is torch.ops.aten.copy.default:
-            there, source = (each.meta.get("val") if isinstance(each, fx.Node) else None for each in node.args[:2])
-            if isinstance(there, Tensor) and isinstance(source, Tensor) and _alike(there, source):
-                node.replace_all_uses_with(node.args[1])
-                graph.erase_node(node)
-
-
-def _alike(a: Tensor, b: Tensor) -> bool:
-    return a.shape == b.shape and a.dtype == b.dtype and a.device == b.device
-
-
 def _moves(node: fx.Node, moving: set[fx.Node]) -> bool:
-    if not any(argument in moving for argument in node.all_input_nodes) or node.target in linear.CONSTANT:
-        return False
-    value = node.meta.get("val")
-    if isinstance(value, Tensor):
-        return value.is_floating_point() or value.is_complex() or value.dtype == torch.bool
-    return True
+    return any(argument in moving for argument in node.all_input_nodes) and node.target not in CONSTANT
 
 
-def _split(module: fx.GraphModule, count: int) -> Program:
+def split(captured: Captured, count: int) -> Program:
+    """The two halves of a captured forward whose first `count` leaves are parameters."""
+    module = captured.module
     writer = _IncrementWriter(module.graph, count)
     increment = fx.GraphModule({}, writer.graph)
 
@@ -147,7 +62,8 @@ def _split(module: fx.GraphModule, count: int) -> Program:
         return out
 
     base = _base(module, [node for node, _ in writer.needed])
-    return Program(base, _exact_base(module, writer.needed) if writer.kinked else base, run, writer.kinked)
+    exact = _exact_base(module, writer.needed, captured.chosen) if writer.kinked or captured.chosen else base
+    return Program(base, exact, run, writer.kinked)
 
 
 def _base(module: fx.GraphModule, needed: list[fx.Node]) -> fx.GraphModule:
@@ -159,7 +75,7 @@ def _base(module: fx.GraphModule, needed: list[fx.Node]) -> fx.GraphModule:
     return fx.GraphModule(module, graph)
 
 
-def _exact_base(module: fx.GraphModule, needed: list[tuple[fx.Node, bool]]) -> fx.GraphModule:
+def _exact_base(module: fx.GraphModule, needed: list[tuple[fx.Node, bool]], fine_output: bool) -> fx.GraphModule:
     """The same in float64; what is not wanted so finely is rounded at the end."""
     copied: dict[fx.Node, fx.Node] = {}
     graph = fx.Graph()
@@ -170,7 +86,8 @@ def _exact_base(module: fx.GraphModule, needed: list[tuple[fx.Node, bool]]) -> f
                 for each, fine in needed
             )
             result = node.args[0]
-            graph.output((*values, graph.call_function(_rounded, (copied[result], _dtypes(result)))))
+            kept = copied[result] if fine_output else graph.call_function(_rounded, (copied[result], _dtypes(result)))
+            graph.output((*values, kept))
             continue
         copied[node] = graph.node_copy(node, copied.__getitem__)
         _compute_widely(copied[node])
@@ -191,8 +108,10 @@ def widened(module: fx.GraphModule) -> fx.GraphModule:
 
 
 def _compute_widely(node: fx.Node) -> None:
-    if getattr(node.kwargs.get("dtype"), "is_floating_point", False):
-        node.kwargs = {**node.kwargs, "dtype": torch.float64}
+    dtype = node.kwargs.get("dtype")
+    if isinstance(dtype, torch.dtype) and (dtype.is_floating_point or dtype.is_complex):
+        wide = torch.complex128 if dtype.is_complex else torch.float64
+        node.kwargs = {**node.kwargs, "dtype": wide}
 
 
 def _dtypes(node: fx.Node) -> Any:
@@ -201,13 +120,25 @@ def _dtypes(node: fx.Node) -> Any:
 
 
 def _widened(value: Any) -> Any:
-    return value.double() if isinstance(value, Tensor) and value.is_floating_point() else value
+    if not isinstance(value, Tensor):
+        return value
+    return value.double() if value.is_floating_point() else value.to(torch.complex128) if value.is_complex() else value
 
 
 def _rounded(value: Any, dtype: Any) -> Any:
     if isinstance(value, tuple | list):
         return tuple(_rounded(v, d) for v, d in zip(value, dtype, strict=True))
     return value.to(dtype) if isinstance(value, Tensor) and dtype is not None else value
+
+
+def _is_choice(node: fx.Node) -> bool:
+    value = node.meta.get("val")
+    return isinstance(value, Tensor) and not (value.is_floating_point() or value.is_complex())
+
+
+def _is_complex(node: fx.Node) -> bool:
+    value = node.meta.get("val")
+    return isinstance(value, Tensor) and value.is_complex()
 
 
 class _IncrementWriter:
@@ -218,7 +149,8 @@ class _IncrementWriter:
         self.needed: list[tuple[fx.Node, bool]] = []  # nodes whose values at w₀ are inputs here; whether in float64
         self.kinked = False
         self._base: dict[tuple[fx.Node, bool], fx.Node] = {}
-        self._delta: dict[fx.Node, fx.Node] = {}
+        self._delta: dict[fx.Node, fx.Node] = {}  # Δ of a number, the present value of a choice
+        self._choices: set[fx.Node] = set()
         self._pair: dict[tuple[fx.Node, bool], fx.Node] = {}
         self._scale = self.graph.placeholder("scale")
         self._last_placeholder = self._scale
@@ -234,6 +166,8 @@ class _IncrementWriter:
                 self._write_output(node.args[0])
             elif node.op == "call_function" and _moves(node, moving):
                 moving.add(node)
+                if _is_choice(node):
+                    self._choices.add(node)
                 self._delta[node] = self._write(node)
 
     def _placeholder(self, name: str) -> fx.Node:
@@ -251,7 +185,8 @@ class _IncrementWriter:
         if node not in self._delta:
             return self.base(node, fine)
         if (node, fine) not in self._pair:
-            self._pair[node, fine] = self.graph.call_function(Pair, (self.base(node, fine), self._delta[node]))
+            kind = Choice if node in self._choices else Pair
+            self._pair[node, fine] = self.graph.call_function(kind, (self.base(node, fine), self._delta[node]))
         return self._pair[node, fine]
 
     def linear(self, node: fx.Node) -> fx.Node:
@@ -260,30 +195,40 @@ class _IncrementWriter:
             return self._delta[node]
         value = node.meta.get("val")
         base = self.base(node)
-        if isinstance(value, Tensor) and value.is_floating_point():
+        if isinstance(value, Tensor) and (value.is_floating_point() or value.is_complex()):
             return self.graph.call_function(torch.zeros_like, (base,))
         return base
 
     def _write(self, node: fx.Node) -> fx.Node:
         target: Any = node.target
+        call = self.graph.call_function
         if target is operator.getitem:
             source, index = node.args
-            return self.graph.call_function(operator.getitem, (self._delta[source], index))  # type: ignore[index]
-        if target in LINEAR:
+            return call(operator.getitem, (self._delta[source], index))  # type: ignore[index]
+        if target is stop:
+            return call(choice.stopped, (self._scale, self.pair(node.args[0])))  # type: ignore[arg-type]
+        chosen = any(argument in self._choices for argument in node.all_input_nodes)
+        if node in self._choices:
+            self.kinked = True
+            args, kwargs = map_arg((node.args, node.kwargs), lambda each: self.pair(each, True))
+            return call(choice.decided, (target, self._scale, *args), kwargs)
+        if target in LINEAR and not chosen:
             args, kwargs = map_arg((node.args, node.kwargs), self.linear)
-            return self.graph.call_function(target, args, kwargs)
-        fine = target in FINE
+            return call(target, args, kwargs)
+        fine = target in FINE or chosen
         self.kinked |= fine
         args, kwargs = map_arg((node.args, node.kwargs), lambda each: self.pair(each, fine))
-        if target in RULES:
-            return self.graph.call_function(RULES[target], (self._scale, self.base(node, fine), *args), kwargs)
-        say_once(target)
-        return self.graph.call_function(difference, (target, self._scale, self.base(node), *args), kwargs)
+        if chosen:
+            return call(choice.followed, (target, _dtypes(node), self._scale, self.base(node, fine), *args), kwargs)
+        rule = rule_of(target, any(_is_complex(each) for each in node.all_input_nodes))
+        if isinstance(rule, functools.partial):  # a graph cannot name it
+            return call(rule.func, (target, self._scale, self.base(node), *args), kwargs)
+        return call(rule, (self._scale, self.base(node, fine), *args), kwargs)
 
     def _write_output(self, result: Any) -> None:
         if not isinstance(result, fx.Node):
             raise ModelError("The model must return one tensor; wrap it in a module that returns the output to study.")
-        if result not in self._delta:
+        if result not in self._delta or result in self._choices:
             raise ModelError("The model's output does not depend on its trainable parameters; check its forward.")
         self.graph.output(self._delta[result])
         self.graph.lint()

@@ -1,0 +1,185 @@
+"""The forward of a module or of a function, as a function of parameters, fixed state and inputs."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, TypeAlias, final
+
+import torch
+from torch import Tensor, nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from lazyscope._typing import Inputs, Params
+from lazyscope.errors import ModelError
+from lazyscope.model.inputs import Call
+
+Output: TypeAlias = str | int | Callable[[Any], Tensor] | None
+"""Which part of what a module returns is studied: a field, a place in a tuple, a function of it, or all of it."""
+
+
+class _PlainKernels:
+    """Counts who needs the plain kernels: torch's switches are global, and several threads may be here at once."""
+
+    def __init__(self) -> None:
+        self._lock, self._users = threading.Lock(), 0
+        self._undo = contextlib.ExitStack()
+
+    def enter(self) -> None:
+        with self._lock:
+            self._users += 1
+            if self._users == 1:
+                fast_path = torch.backends.mha.get_fastpath_enabled()
+                torch.backends.mha.set_fastpath_enabled(False)
+                self._undo.callback(torch.backends.mha.set_fastpath_enabled, fast_path)
+                self._undo.enter_context(sdpa_kernel(SDPBackend.MATH))
+
+    def leave(self) -> None:
+        with self._lock:
+            self._users -= 1
+            if self._users == 0:
+                self._undo.close()
+
+
+_plain = _PlainKernels()
+
+
+@contextlib.contextmanager
+def plain_kernels() -> Iterator[None]:
+    """Attention and transformer layers in their plain form: the fused kernels cannot be differentiated twice."""
+    _plain.enter()
+    try:
+        yield
+    finally:
+        _plain.leave()
+
+
+@final
+class ModuleForward:
+    """(parameters, fixed state, inputs) ↦ the module's output, by a copy of the module."""
+
+    def __init__(self, net: nn.Module, output: Output, complex_names: frozenset[str]) -> None:
+        self.net, self.output, self.complex_names = net, output, complex_names
+
+    def __call__(self, w: Params, s: Params, x: Inputs) -> Any:
+        call = Call.of(x)
+        joined = {n: torch.view_as_complex(t) if n in self.complex_names else t for n, t in w.items()}
+        with plain_kernels():
+            out = torch.func.functional_call(self.net, {**joined, **s}, call.args, dict(call.kwargs))
+            return select(out, self.output)
+
+
+@final
+class FunctionForward:
+    """(parameters, nothing, inputs) ↦ f(parameters, inputs)."""
+
+    def __init__(self, function: Callable[..., Any], output: Output) -> None:
+        self.function, self.output = function, output
+
+    def __call__(self, w: Params, _: Params, x: Inputs) -> Any:
+        with plain_kernels():
+            return select(self.function(w, x), self.output)
+
+
+Forward = ModuleForward | FunctionForward
+"""(parameters, fixed state, inputs) ↦ output."""
+
+
+def select(out: Any, output: Output) -> Any:
+    """The part of an output that is studied."""
+    if output is None:
+        return out
+    if callable(output):
+        return output(out)
+    try:
+        if isinstance(output, str) and not isinstance(out, Mapping):
+            return getattr(out, output)
+        return out[output]
+    except (AttributeError, KeyError, IndexError, TypeError) as error:
+        fields = ", ".join(map(str, out)) if isinstance(out, Mapping) else type(out).__name__
+        raise ModelError(
+            f"The model's output has no field {output!r} ({fields}); name one that it has, or pass a function."
+        ) from error
+
+
+_DROPOUTS = (nn.modules.dropout._DropoutNd,)
+_BATCH_NORMS = (nn.modules.batchnorm._BatchNorm,)
+
+
+def unwrapped(net: nn.Module) -> nn.Module:
+    """The module inside `torch.compile(net)` and `DistributedDataParallel(net)`."""
+    if isinstance(net, torch.jit.ScriptModule):
+        raise ModelError(
+            f"The model is a {type(net).__name__}, which cannot be differentiated as often as needed; pass the nn.Module"
+            " that it was made from."
+        )
+    while True:
+        inner = getattr(net, "_orig_mod", None)
+        if inner is None and isinstance(net, nn.parallel.DistributedDataParallel | nn.DataParallel):
+            inner = net.module
+        if not isinstance(inner, nn.Module):
+            return net
+        net = inner
+
+
+def from_module(net: nn.Module, output: Output) -> tuple[Forward, dict[str, Tensor], dict[str, Tensor]]:
+    """The forward, the trainable parameters and the rest of a module; the module itself is not kept."""
+    net = unwrapped(net)
+    for name, module in net.named_modules():
+        if isinstance(module, _DROPOUTS) and module.training and module.p > 0:
+            raise ModelError(
+                f"Dropout {name or 'module'!r} is in training mode, so outputs are random; call net.eval() first."
+            )
+        if isinstance(module, _BATCH_NORMS) and (module.training or module.running_mean is None):
+            raise ModelError(
+                f"Batch-norm {name or 'module'!r} is in training mode, so outputs depend on the whole batch; call"
+                " net.eval() first (it needs track_running_stats=True), or use GroupNorm."
+            )
+        if isinstance(module, torch.jit.ScriptModule):
+            raise ModelError(
+                f"Layer {name!r} is a ScriptModule, which cannot be differentiated as often as needed; use the"
+                " nn.Module that it was made from."
+            )
+    if any(isinstance(p, nn.parameter.UninitializedParameter) for p in net.parameters()):
+        raise ModelError("The model has lazy layers without shape yet; run it once on data before Model(net).")
+    kept = _copied(net)
+    params = {name: p.detach() for name, p in kept.named_parameters() if p.requires_grad}
+    frozen = {name: p.detach() for name, p in kept.named_parameters() if not p.requires_grad}
+    state = {**frozen, **{name: b.detach() for name, b in kept.named_buffers()}}
+    for parameter in kept.parameters():
+        parameter.requires_grad_(False)
+    names = frozenset(name for name, w in params.items() if w.is_complex())
+    real = {name: torch.view_as_real(w.resolve_conj()) if name in names else w for name, w in params.items()}
+    for name, w in real.items():
+        if w.layout != torch.strided:
+            raise ModelError(f"Parameter {name!r} is sparse; make it dense, or a buffer if it is not trained.")
+    return ModuleForward(kept, output, names), real, state
+
+
+def _copied(net: nn.Module) -> nn.Module:
+    try:
+        kept = copy.deepcopy(net)
+    except RuntimeError as error:
+        raise ModelError(
+            "The module holds tensors that carry a graph and can't be copied; detach them, or use torch.nn.utils."
+            f"parametrizations instead of hooks ({str(error).splitlines()[0]})."
+        ) from error
+    for module in kept.modules():
+        module._compiled_call_impl = None  # net.compile() replaces the call; it is traced as it is written
+        if isinstance(module, nn.Embedding | nn.EmbeddingBag):
+            module.sparse = False  # the same values and gradients, held densely
+    return kept
+
+
+def from_function(
+    function: Callable[..., Any], params: Mapping[str, Any], output: Output
+) -> tuple[Forward, dict[str, Tensor], dict[str, Tensor]]:
+    """The forward of a function of a dict of tensors."""
+    if not isinstance(params, Mapping) or not all(isinstance(w, Tensor) for w in params.values()):
+        raise ModelError("Parameters must be a dict of tensors; pass Model(f, {'name': tensor, …}).")
+    start = {name: w.detach().clone() for name, w in params.items() if w.is_floating_point()}
+    if len(start) < len(params):
+        raise ModelError("Parameters must be floating-point tensors; bind the others into the function.")
+    return FunctionForward(function, output), start, {}

@@ -1,0 +1,295 @@
+"""A forward as a graph of torch's core operations, with what it looked at on the way.
+
+The forward runs once on real tensors while `make_fx` records it below autograd, free of mutation
+(`FunctionalTensorMode`), so that in-place code, views, composite modules and derivatives inside the forward all arrive
+as the same hundred operations. Three things that a plain trace would lose are kept:
+
+- Values that Python read (`if mask.all()`, `.item()`, shapes of `nonzero`) and that do not depend on the parameters
+  become guards: the graph is valid for inputs on which they come out the same.
+- Choices that depend on the parameters (which experts are used) are frozen as constants of the graph and named, so that
+  the caller can trace again where they change. Branches on other values that move with the parameters are refused.
+- Places where autograd stops a derivative (`detach`, `no_grad`, `.data`) become explicit `stop` nodes.
+
+Every graph is then compared with the forward itself: its value and the gradient that autograd gives.
+"""
+
+from __future__ import annotations
+
+import functools
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+from torch._subclasses.functional_tensor import FunctionalTensorMode, dispatch_functionalize
+from torch.fx.experimental.proxy_tensor import make_fx
+
+from lazyscope.errors import LazyscopeError, ModelError
+from lazyscope.model.increment.base import LINEAR, RULES
+from lazyscope.model.increment.rewrite import DECOMPOSED
+from lazyscope.model.increment.undecided import tie, values_of
+from lazyscope.model.increment.watch import Reading, Watch, stop
+
+_LOCK = threading.RLock()
+"""`make_fx` patches global state of torch while it traces: one trace at a time."""
+
+
+@dataclass(frozen=True)
+class Guard:
+    """What Python read of the inputs while the forward was traced, and how to compute it again."""
+
+    program: fx.GraphModule
+    expected: tuple[Any, ...]
+
+    def holds(self, leaves: Sequence[Tensor]) -> bool:
+        """Whether the forward would read the same values of these leaves."""
+        try:
+            with torch.no_grad():
+                found = self.program(*leaves)
+        except (RuntimeError, IndexError):  # an earlier value differs, so that a later one cannot be computed
+            return False
+        return all(_same(a, b) for a, b in zip(found, self.expected, strict=True))
+
+
+@dataclass(frozen=True, eq=False)
+class Captured:
+    """A traced forward.
+
+    Attributes:
+        module: The graph, with a placeholder for each leaf.
+        guard: What must come out the same for the graph to be valid; None where nothing was read.
+        chosen: Whether choices that depend on the parameters are frozen in the graph.
+        choices: The fingerprint of those choices.
+        memo: What was made from the graph, by name.
+        tie: Where a choice is undecided at the values of the trace, so that no derivative exists; "" elsewhere.
+    """
+
+    module: fx.GraphModule
+    guard: Guard | None = None
+    chosen: bool = False
+    tie: str = ""
+    choices: bytes = b""
+    memo: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def unconditional(self) -> bool:
+        """Whether the graph is valid for all inputs of its shapes and all weights."""
+        return self.guard is None and not self.chosen
+
+    def check_limit(self) -> None:
+        """Refuse a derivative at a point where a choice is undecided."""
+        if self.tie:
+            raise ModelError(self.tie)
+
+
+def capture(
+    function: Callable[..., Tensor],
+    leaves: Sequence[Tensor],
+    moving: int,
+    state: int,
+    decompositions: dict[Any, Callable[..., Any]] | None = None,
+) -> Captured:
+    """The graph of `function(*leaves)`.
+
+    Args:
+        function: The forward, of all leaves in order.
+        leaves: Parameters that move, then parameters that do not and buffers, then inputs.
+        moving: How many leaves are parameters that move.
+        state: How many leaves are not inputs.
+        decompositions: How to write operations in terms of others; by default those without an increment rule.
+    """
+    table = _decompositions() if decompositions is None else {**decompositions, **DECOMPOSED}
+    start = [leaf.detach().requires_grad_() if i < moving else leaf.detach() for i, leaf in enumerate(leaves)]
+    watch = Watch(moving, state)
+    with _LOCK, torch.enable_grad(), torch.autocast(leaves[0].device.type, enabled=False):
+        module = _traced(watch.watching(function), start, table)
+        readings = watch.readings(module.graph)
+        _insert_stops(module.graph, watch.stopped)
+        if any(_mutates(node) for node in module.graph.nodes):  # composite kernels mutate their own temporaries
+            module, readings = _again(module, start, table, moving, readings)
+    _refuse_noise(module.graph)
+    guard = _guard(module, readings, start)
+    chosen = _freeze(module, readings, start)
+    _drop_copies(module.graph)
+    _end_with_operation(module.graph)
+    module.graph.eliminate_dead_code()
+    module.recompile()
+    _verify(module, function, start, moving)
+    return Captured(module, guard, chosen, tie(module, start, moving))
+
+
+def _traced(function: Callable[..., Any], leaves: Sequence[Tensor], table: dict[Any, Any]) -> fx.GraphModule:
+    functional = dispatch_functionalize(function, FunctionalTensorMode())
+    traced = make_fx(functional, decomposition_table=table, _error_on_data_dependent_ops=False)
+    try:
+        module: fx.GraphModule = traced(*leaves)
+    except LazyscopeError:
+        raise
+    except Exception as error:  # whatever torch meets in a user's forward
+        reason = " ".join(str(error).split("\n")[:1])
+        raise ModelError(
+            f"The model's forward cannot be followed operation by operation ({type(error).__name__}: {reason}); replace"
+            " what it names by plain torch operations."
+        ) from error
+    return module
+
+
+def _again(
+    module: fx.GraphModule, leaves: Sequence[Tensor], table: dict[Any, Any], moving: int, readings: list[Reading]
+) -> tuple[fx.GraphModule, list[Reading]]:
+    """A second trace, of the graph of the first."""
+    if readings:
+        raise ModelError(
+            "The model's forward reads values of tensors and uses an operation that changes its own temporaries, which"
+            " cannot be followed together; replace that operation (a fused recurrent layer, for instance)."
+        )
+    watch = Watch(moving)
+    second = _traced(watch.watching(module), leaves, table)
+    _insert_stops(second.graph, watch.stopped)
+    return second, watch.readings(second.graph)
+
+
+@functools.cache
+def _decompositions() -> dict[Any, Callable[..., Any]]:
+    """How torch writes an operation in terms of others, for those without a rule."""
+    table = torch._decomp.core_aten_decompositions()
+    return {**{op: form for op, form in table.items() if op not in RULES and op not in LINEAR}, **DECOMPOSED}
+
+
+# ── stops, guards and choices ──────────────────────────────────────────────────────────────────────────────────────
+def _insert_stops(graph: fx.Graph, stopped: set[fx.Node]) -> None:
+    for node in list(graph.nodes):
+        if node in stopped:
+            with graph.inserting_after(node):
+                barrier = graph.call_function(stop, (node,))
+            barrier.meta = dict(node.meta)
+            node.replace_all_uses_with(barrier, delete_user_cb=lambda user, barrier=barrier: user is not barrier)
+
+
+def _guard(module: fx.GraphModule, readings: list[Reading], leaves: Sequence[Tensor]) -> Guard | None:
+    fixed = [reading for reading in readings if not reading.moves]
+    if not fixed:
+        return None
+    graph = fx.Graph()
+    copied: dict[fx.Node, fx.Node] = {}
+    graph.graph_copy(module.graph, copied)
+    graph.output(tuple(_read(graph, reading, copied) for reading in fixed))
+    graph.eliminate_dead_code()
+    program = fx.GraphModule(module, graph)
+    with torch.no_grad():
+        return Guard(program, tuple(program(*leaves)))
+
+
+def _read(graph: fx.Graph, reading: Reading, copied: dict[fx.Node, fx.Node]) -> fx.Node:
+    node = copied[reading.node]
+    return graph.call_function(_shapes, (node,)) if reading.shape_only else node
+
+
+def _shapes(value: Any) -> Any:
+    return tuple(t.shape for t in value) if isinstance(value, tuple | list) else value.shape
+
+
+def _same(a: Any, b: Any) -> bool:
+    if isinstance(a, Tensor) and isinstance(b, Tensor):
+        return a.shape == b.shape and bool((a == b).all())
+    return bool(a == b)
+
+
+def _freeze(module: fx.GraphModule, readings: list[Reading], leaves: Sequence[Tensor]) -> bool:
+    """Turn the results of moving operations of dynamic shape into constants."""
+    moving = [reading for reading in readings if reading.moves]
+    dynamic = {reading.node for reading in moving if reading.shape_only}
+    if dynamic:
+        values = values_of(module, dynamic, leaves)
+        for number, (node, value) in enumerate(values.items()):
+            parts = list(node.users) if isinstance(value, tuple | list) else [node]
+            for part in parts:
+                tensor = value if part is node else value[part.args[1]]  # type: ignore[index]
+                name = f"_choice{number}_{parts.index(part)}"
+                module.register_buffer(name, tensor)
+                with module.graph.inserting_after(part):
+                    constant = module.graph.get_attr(name)
+                constant.meta = dict(part.meta)
+                part.replace_all_uses_with(constant)
+    return bool(moving)
+
+
+# ── what a graph must not do ───────────────────────────────────────────────────────────────────────────────────────
+def _mutates(node: fx.Node) -> bool:
+    return isinstance(node.target, torch._ops.OpOverload) and node.target._schema.is_mutable
+
+
+def _refuse_noise(graph: fx.Graph) -> None:
+    for node in graph.nodes:
+        if isinstance(node.target, torch._ops.OpOverload) and torch.Tag.nondeterministic_seeded in node.target.tags:
+            raise ModelError(
+                f"The model's forward draws random numbers ({node.target}), so it is not a function of its parameters;"
+                " call net.eval(), or remove the noise."
+            )
+
+
+def _drop_copies(graph: fx.Graph) -> None:
+    """copy(a, b) is b where both are alike; derivatives inside a forward leave many, and vmap has no rule for them."""
+    for node in list(graph.nodes):
+        if node.target is torch.ops.aten.copy.default:
+            there, source = (each.meta.get("val") if isinstance(each, fx.Node) else None for each in node.args[:2])
+            if isinstance(there, Tensor) and isinstance(source, Tensor) and _alike(there, source):
+                node.replace_all_uses_with(node.args[1])
+                graph.erase_node(node)
+
+
+def _end_with_operation(graph: fx.Graph) -> None:
+    """An output that is a leaf or a constant becomes a copy of it, so that it is always an operation."""
+    end = next(node for node in graph.nodes if node.op == "output")
+    result = end.args[0]
+    if isinstance(result, fx.Node) and result.op != "call_function":
+        with graph.inserting_before(end):
+            copied = graph.call_function(torch.ops.aten.clone.default, (result,))
+        copied.meta = dict(result.meta)
+        end.args = (copied,)
+
+
+def _alike(a: Tensor, b: Tensor) -> bool:
+    return a.shape == b.shape and a.dtype == b.dtype and a.device == b.device
+
+
+# ── the graph against the forward ──────────────────────────────────────────────────────────────────────────────────
+_TOLERANCE = {torch.float64: 1e-6, torch.float32: 1e-2}
+"""Relative differences that rounding does not reach, of kinks and of casts inside the model too; 0.2 for others."""
+
+
+def _verify(module: fx.GraphModule, function: Callable[..., Tensor], leaves: Sequence[Tensor], moving: int) -> None:
+    """Compare a graph with its forward: the value, and the gradient of a random combination of outputs."""
+    with torch.enable_grad(), torch.autocast(leaves[0].device.type, enabled=False):
+        ours, theirs = (_slope(each, leaves, moving) for each in (module, function))
+    if ours is None or theirs is None:
+        return  # an output that is no tensor, or does not depend on the parameters, is refused with a better reason
+    for mine, true in zip(ours, theirs, strict=True):
+        size = float(true.abs().max()) if true.numel() else 0.0
+        gap = float((mine - true).abs().max()) if true.numel() else 0.0
+        if not gap <= _TOLERANCE.get(true.dtype, 0.2) * size and bool(true.isfinite().all()):
+            raise ModelError(
+                "The derivative that autograd gives for this model is not that of its forward (a custom"
+                " autograd.Function, a gradient hook, or a change in place under no_grad), so its tangent is not"
+                " defined; write that operation with torch's own, and stop gradients with detach()."
+            )
+
+
+def _slope(function: Callable[..., Any], leaves: Sequence[Tensor], moving: int) -> tuple[Tensor, Tensor] | None:
+    out = function(*leaves)
+    if not isinstance(out, Tensor) or not out.is_floating_point() or not out.requires_grad:
+        return None
+    random = torch.Generator().manual_seed(0)
+    weights = torch.randn(out.shape, generator=random, dtype=torch.float64).to(out)
+    try:
+        gradients = torch.autograd.grad(out, leaves[:moving], weights, allow_unused=True)
+    except RuntimeError:  # autograd cannot differentiate what was changed in place; the graph changes nothing in place
+        return None
+    present = [torch.zeros_like(w) if g is None else _dense(g) for g, w in zip(gradients, leaves, strict=False)]
+    return out.detach(), torch.cat([g.flatten() for g in present])
+
+
+def _dense(gradient: Tensor) -> Tensor:
+    return gradient if gradient.layout == torch.strided else gradient.to_dense()

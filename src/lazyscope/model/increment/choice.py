@@ -1,0 +1,129 @@
+"""Increments where integers and truth values depend on the parameters: routing, masks, sorting.
+
+A choice c is evaluated at the present weights, and an operation f(x, c) that follows it has the increment
+
+    Δf = α(f(x, c) - f(x₀, c)) + α(f(x₀, c) - f(x₀, c₀)) :
+
+that of f with the choice held at its present value, and a jump that is exactly zero wherever the choice did not change.
+At α = ∞ choices are those at w₀.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils import _pytree as pytree
+
+from lazyscope.model.increment.base import FINE, LINEAR, Choice, Pair, Scale, base_of, current, fine_rule
+from lazyscope.model.increment.fallback import rule_of
+
+
+def stopped(scale: Scale, a: Pair) -> Tensor:
+    """Δ of a value whose derivative is stopped: it moves, but no gradient follows; at α = ∞ it is zero."""
+    if isinstance(scale.alpha, Tensor):
+        return torch.where(scale.alpha.isinf(), torch.zeros_like(a.delta), a.delta.detach())
+    return torch.zeros_like(a.delta) if math.isinf(scale.alpha) else a.delta.detach()
+
+
+def decided(op: Callable[..., Any], scale: Scale, *args: Any, **kwargs: Any) -> Any:
+    """The present value of an operation whose result is an integer or a truth value."""
+    now = _mapped(lambda a: current(scale, a), args, kwargs)
+    with torch.no_grad():
+        return op(*now[0], **now[1])
+
+
+def followed(op: Callable[..., Any], dtypes: Any, scale: Scale, out: Any, *args: Any, **kwargs: Any) -> Any:
+    """Δ of an operation that has choices among its arguments.
+
+    Values at w₀ may come in float64; the increment has the dtype of the others, or of `dtypes` where there are none.
+    """
+    held = _mapped(lambda a: a.now if isinstance(a, Choice) else a, args, kwargs)
+    with torch.no_grad():
+        there = _mapped(base_of, *held)
+        base = op(*there[0], **there[1])
+        jump = pytree.tree_map(lambda now, before: _jump(scale, now, before), base, out)
+    pairs = [a for a in pytree.tree_leaves(held, is_leaf=_is_moving) if isinstance(a, Pair)]
+    if not pairs:
+        single = isinstance(jump, Tensor)
+        parts = [_as(j, d) for j, d in zip([jump] if single else jump, [dtypes] if single else dtypes, strict=True)]
+        return parts[0] if single else tuple(parts)
+    dtype = pairs[0].delta.dtype
+    if op not in FINE:
+        held = _mapped(lambda a: _narrowed(a, dtype), *held)
+        base = pytree.tree_map(lambda a: _narrowed(a, dtype), base)
+    if op in LINEAR:
+        moved = _mapped(_increment, *held)
+        delta = op(*moved[0], **moved[1])
+    else:
+        rule = rule_of(op, any(a.base.is_complex() for a in pairs))
+        delta = rule(scale, base, *held[0], **held[1])
+    return pytree.tree_map(lambda d, j: d if d is None or j is None else d + _as(j, dtype), delta, jump)
+
+
+def _narrowed(a: Any, dtype: torch.dtype) -> Any:
+    if isinstance(a, Pair):
+        return Pair(_as(a.base, dtype), a.delta)
+    return _as(a, dtype)
+
+
+def _as(a: Any, dtype: torch.dtype | None) -> Any:
+    """Numbers in the precision of `dtype`; complex ones stay complex."""
+    if dtype is None or not isinstance(a, Tensor) or not (a.is_floating_point() or a.is_complex()):
+        return a
+    real = dtype.to_real()
+    return a.to(real.to_complex() if a.is_complex() else real)
+
+
+def _increment(a: Any) -> Any:
+    if isinstance(a, Pair):
+        return a.delta
+    return torch.zeros_like(a) if isinstance(a, Tensor) and (a.is_floating_point() or a.is_complex()) else a
+
+
+def _jump(scale: Scale, now: Any, before: Any) -> Any:
+    if not isinstance(now, Tensor) or not (now.is_floating_point() or now.is_complex()):
+        return now
+    if now.is_complex():
+        return torch.view_as_complex(scale.times(torch.view_as_real((now - before).resolve_conj()).contiguous()))
+    return scale.times(torch.where(now == before, 0.0, now - before))  # ∞ - ∞ where nothing changed is no jump
+
+
+def _is_moving(a: Any) -> bool:
+    return isinstance(a, Pair | Choice)
+
+
+def _mapped(function: Callable[[Any], Any], args: Any, kwargs: Any) -> Any:
+    return pytree.tree_map(function, (tuple(args), dict(kwargs)), is_leaf=_is_moving)
+
+
+def _ranked(name: str, *, kept: bool) -> None:
+    """Operations that give values and the places where they stood: sorting and its kin."""
+    packet = getattr(torch.ops.aten, name.partition(".")[0], None)
+    if packet is None or name.partition(".")[2] not in packet.overloads():
+        return
+    op = getattr(packet, name.partition(".")[2])
+    arguments = [each.name for each in op._schema.arguments]
+
+    @fine_rule(name)
+    def rank(scale: Scale, out: Any, a: Pair, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
+        named = {**dict(zip(arguments[1:], args, strict=False)), **kwargs}
+        dim, reduces = named.get("dim", -1), not kept and not named.get("keepdim", False) and a.base.dim() > 0
+        with torch.no_grad():
+            index = op(a.current(scale), *args, **kwargs)[1]
+        if a.base.dim() == 0:
+            return a.delta, index
+        place = index.unsqueeze(dim) if reduces else index
+        delta, there = a.delta.gather(dim, place), a.base.gather(dim, place)
+        if reduces:
+            delta, there = delta.squeeze(dim), there.squeeze(dim)
+        return delta + scale.times(torch.where(there == out[0], 0.0, there - out[0])), index
+
+
+for _name in ("topk.default", "sort.default", "sort.stable", "cummax.default", "cummin.default"):
+    _ranked(_name, kept=True)
+for _name in ("max.dim", "min.dim", "kthvalue.default", "median.dim", "nanmedian.dim", "mode.default"):
+    _ranked(_name, kept=False)

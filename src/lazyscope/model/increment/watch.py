@@ -1,0 +1,230 @@
+"""What a forward does while it is traced that a graph of operations does not show.
+
+`Watch` sees every call of a torch function on the user's side of autograd. There it finds where autograd stops a
+derivative (a result that depends on the parameters but requires no gradient), and which values Python reads.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from types import CodeType, FrameType
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, fx
+from torch._subclasses.functional_tensor import FunctionalTensor
+from torch.fx.experimental.proxy_tensor import get_proxy_mode, get_proxy_slot
+from torch.overrides import TorchFunctionMode
+from torch.utils import _pytree as pytree
+
+from lazyscope.errors import ModelError
+from lazyscope.model.increment.base import CONSTANT
+from lazyscope.model.increment.rewrite import REPLACED
+
+Kind = Literal["", "value", "mask", "choice"]
+"""How a node depends on the parameters: not at all, as a number, as the outcome of a comparison of numbers, or as an
+index that was chosen among others."""
+
+CHOOSING = frozenset(
+    "argmax argmin argsort sort topk kthvalue median nanmedian mode nonzero searchsorted bucketize cummax cummin"
+    " _unique2 unique_dim unique_consecutive max_pool2d_with_indices max_pool3d_with_indices bincount".split()
+)
+"""Operations whose integer results are choices."""
+
+DYNAMIC = frozenset("nonzero _unique2 unique_dim unique_consecutive bincount repeat_interleave".split())
+"""Operations whose results have a shape that depends on values."""
+
+_READERS = frozenset("item numpy __array__ tolist __bool__ __int__ __float__ __index__ __complex__".split())
+"""Methods that hand a value to Python."""
+
+
+def stop(x: Tensor) -> Tensor:
+    """x without its derivative: what `detach` means in a graph."""
+    return x.detach()
+
+
+@dataclass(frozen=True)
+class Reading:
+    """A node whose value, or whose shape alone, Python has used; `moves` where it depends on the parameters."""
+
+    node: fx.Node
+    moves: bool
+    shape_only: bool
+
+
+class Watch:
+    """Watches one trace, in which the first `moving` placeholders move, and those up to `state` must not be changed."""
+
+    def __init__(self, moving: int, state: int = 0) -> None:
+        self._moving, self._state = moving, state
+        self._kinds: dict[fx.Node, Kind] = {}
+        self._arrays: list[fx.Node] = []
+        self.stopped: set[fx.Node] = set()
+
+    def watching(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        """The same function, watched."""
+
+        def watched(*args: Any) -> Any:
+            with _Mode(self):
+                out = function(*args)
+            if any(torch._functionalize_has_data_mutation(arg.elem) for arg in args[: self._state]):  # type: ignore[attr-defined]
+                raise ModelError(
+                    "The model's forward changes its own parameters or buffers, so it is not a function of its"
+                    " parameters; call net.eval(), or remove the update."
+                )
+            return out
+
+        return watched
+
+    def kind(self, node: fx.Node) -> Kind:
+        """How the node depends on the parameters."""
+        pending = [node]
+        while pending:
+            each = pending[-1]
+            unknown = [a for a in each.all_input_nodes if a not in self._kinds]
+            if each in self._kinds or not unknown:
+                self._kinds.setdefault(each, _kind(each, self._kinds, self._moving))
+                pending.pop()
+            else:
+                pending += unknown
+        return self._kinds[node]
+
+    def readings(self, graph: fx.Graph) -> list[Reading]:
+        """All values and shapes that the forward has used; those that may not be used are refused."""
+        found = [Reading(node, bool(self.kind(node)), shape_only=False) for node in self._arrays]
+        for node in graph.nodes:
+            target = node.target
+            if node.op != "call_function" or not isinstance(target, torch._ops.OpOverload):
+                continue
+            name = target.overloadpacket.__name__
+            arguments = [self.kind(a) for a in node.all_input_nodes]
+            moves = any(arguments)
+            if name in DYNAMIC:
+                found.append(Reading(node, moves, shape_only=True))
+            elif torch.Tag.data_dependent_output in target.tags:
+                if "value" in arguments or "mask" in arguments:
+                    raise refusal(f"reads a value that moves with the parameters ({name})", None)
+                found.append(Reading(node, moves, shape_only=False))
+        return found
+
+    # ── called by the mode ─────────────────────────────────────────────────────────────────────────────────────────
+    def read(self, name: str, tensor: Tensor) -> tuple[bool, Any]:
+        """Whether the value was read here, and the value: what torch cannot read of a traced tensor."""
+        node = _node(tensor)
+        if node is None:
+            return False, None
+        if self.kind(node) in ("value", "mask"):
+            verb = "branches on a value" if name == "__bool__" else f"reads a value with .{name.strip('_')}()"
+            raise refusal(f"{verb} that moves with the parameters", user_frame())
+        if name in ("numpy", "__array__"):
+            self._arrays.append(node)
+            return True, _inner(tensor).detach().cpu().numpy().copy()
+        return False, None
+
+    def result(self, out: Any) -> None:
+        """Marks results that autograd takes for constants although they move."""
+        for tensor in pytree.tree_leaves(out):
+            if not isinstance(tensor, FunctionalTensor) or tensor.requires_grad:
+                continue
+            if not (tensor.is_floating_point() or tensor.is_complex()):
+                continue
+            node = _node(tensor)
+            if node is None or node in self.stopped or node.op != "call_function":
+                continue
+            if self.kind(node) == "value" and not self._stopped_before(node) and not _inside_autograd_function():
+                self.stopped.add(node)
+
+    def _stopped_before(self, node: fx.Node) -> bool:
+        """Whether all that moves in the arguments is stopped already."""
+        moving = [a for a in node.all_input_nodes if self.kind(a) == "value"]
+        return bool(moving) and all(a in self.stopped for a in moving)
+
+
+class _Mode(TorchFunctionMode):
+    def __init__(self, watch: Watch) -> None:
+        super().__init__()
+        self._watch = watch
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        name = getattr(func, "__name__", "")
+        if name in _READERS and args and isinstance(args[0], FunctionalTensor):
+            done, value = self._watch.read(name, args[0])
+            if done:
+                return value
+        func = REPLACED.get(func, func)
+        out = func(*args, **kwargs)
+        self._watch.result(out)
+        return out
+
+
+def _kind(node: fx.Node, kinds: dict[fx.Node, Kind], moving: int) -> Kind:
+    if node.op == "placeholder":
+        for number, each in enumerate(node.graph.nodes):
+            if each is node:
+                return "value" if number < moving else ""
+            if number >= moving:
+                return ""
+    found = {kinds[a] for a in node.all_input_nodes} - {""}
+    if not found or node.target in CONSTANT:
+        return ""
+    value = node.meta.get("val")
+    if not isinstance(value, Tensor) or value.is_floating_point() or value.is_complex():
+        # Of operations with several results each is looked at by itself, in the `getitem` that takes it.
+        return "value" if "value" in found or isinstance(value, Tensor) else "choice" if "choice" in found else "mask"
+    source = node.all_input_nodes[0] if not hasattr(node.target, "overloadpacket") else node
+    name = getattr(getattr(source.target, "overloadpacket", None), "__name__", "")
+    return "choice" if name in CHOOSING or found == {"choice"} else "mask"
+
+
+# ── tensors and frames ─────────────────────────────────────────────────────────────────────────────────────────────
+def _inner(tensor: Tensor) -> Tensor:
+    torch._sync(tensor)
+    return torch._from_functional_tensor(tensor.elem)  # type: ignore[attr-defined]
+
+
+def _node(tensor: Tensor) -> fx.Node | None:
+    """The node of the graph that holds a traced tensor; None for constants and inside of `torch.func`."""
+    mode = get_proxy_mode()
+    if mode is None or not isinstance(tensor, FunctionalTensor):
+        return None
+    slot = get_proxy_slot(_inner(tensor), mode.tracer, None)
+    return None if slot is None else slot.proxy.node  # type: ignore[attr-defined]
+
+
+_APPLY: CodeType = torch.autograd.Function.apply.__func__.__code__  # type: ignore[attr-defined]
+
+
+def _inside_autograd_function() -> bool:
+    """Whether a custom `autograd.Function` is running: its forward has no gradient, but its result may have one."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        if frame.f_code is _APPLY:
+            return True
+        frame = frame.f_back
+    return False
+
+
+_OWN = tuple(str(Path(module.__file__).parent) for module in (torch, sys.modules["lazyscope"]) if module.__file__)
+
+
+def user_frame() -> FrameType | None:
+    """The innermost frame that is neither torch's nor lazyscope's."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and frame.f_code.co_filename.startswith((*_OWN, "<")):
+        frame = frame.f_back
+    return frame
+
+
+def refusal(what: str, frame: FrameType | None) -> ModelError:
+    """The error for a forward that cannot be followed, with file and line where they are known."""
+    where = "" if frame is None else f" in {Path(frame.f_code.co_filename).name}, line {frame.f_lineno}"
+    remedy = "replace the branch by torch.where, keep the value a tensor, or mark it as a constant with a buffer"
+    if frame is not None and "torchdiffeq" in frame.f_code.co_filename:
+        remedy = "use a method with a fixed step, such as odeint(…, method='rk4')"
+    return ModelError(f"The model's forward {what}{where}, which tangent coordinates cannot follow; {remedy}.")

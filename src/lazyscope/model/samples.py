@@ -1,0 +1,107 @@
+"""Whether the samples of a batch depend on each other: then no batch may be cut.
+
+A few samples are evaluated together and one by one, in float64 and at weights near w₀: at w₀ itself a coupling that
+starts at zero would not show, although its derivative does.
+"""
+
+from __future__ import annotations
+
+from enum import Enum
+
+import torch
+from torch import Tensor
+
+from lazyscope._typing import Inputs
+from lazyscope.errors import LazyscopeError, ModelError
+from lazyscope.model.base import Model
+from lazyscope.model.inputs import changed, flatten
+
+_FEW = 3
+"""Samples that are compared."""
+
+_MOVE = 0.1
+"""Size of the random move of the weights, relative to their own."""
+
+_TOLERANCE = {torch.float64: 1e-5, torch.float32: 1e-3}
+"""Far above rounding (also of a model that casts to float32 inside), far below what other samples do; 0.1 for others."""
+
+
+class Coupling(Enum):
+    """How the outputs of a model depend on the samples of its batch."""
+
+    NONE = "each output depends on its own sample"
+    COUPLED = "outputs depend on other samples"
+    WHOLE = "the model takes all of its points at once, and no part of them"
+
+
+def coupling(model: Model, x: Inputs) -> Coupling:
+    """How the samples of x are coupled, as found on the first, the middle and the last of them."""
+    leaves = flatten(x)[1]
+    counts = {len(leaf) if leaf.ndim else 0 for leaf in leaves}
+    if len(counts) > 1:
+        return Coupling.WHOLE
+    n = counts.pop()
+    if n < 2:
+        return Coupling.NONE
+    rows = torch.tensor(sorted({0, n // 2, n - 1})[:_FEW])
+    for wide in (model.double(), model):
+        found = _compared(wide, x, rows)
+        if found is not None:
+            return found
+    return Coupling.WHOLE
+
+
+def check_independent(model: Model, x: Inputs, remedy: str) -> None:
+    """Refuse a model whose outputs depend on other samples.
+
+    Args:
+        model: The model.
+        x: Its inputs.
+        remedy: What to do instead, as the end of a sentence.
+    """
+    if coupling(model, x) is not Coupling.NONE:
+        raise ModelError(f"The model's output for a sample depends on the other samples of the batch; {remedy}.")
+
+
+def _compared(model: Model, x: Inputs, rows: Tensor) -> Coupling | None:
+    """None where the model cannot be evaluated on a part of the samples."""
+    dtype = next(iter(model.params.values())).dtype
+    few = changed(x, lambda t: t[rows.to(t.device)])
+    few = changed(few, lambda t: t.to(dtype) if t.is_floating_point() else t)
+    for moved in (_moved(model), model):
+        try:
+            with torch.no_grad(), torch.autocast(flatten(x)[1][0].device.type, enabled=False), _full_precision():
+                together = moved(few)
+                alone = [moved(changed(few, lambda t, i=i: t[i : i + 1])) for i in range(len(rows))]  # type: ignore[misc]
+        except LazyscopeError:
+            continue
+        if together.ndim == 0 or len(together) != len(rows) or any(a.numel() != together[0].numel() for a in alone):
+            return Coupling.COUPLED
+        apart = torch.stack([each.reshape(together.shape[1:]) for each in alone])  # a sample alone may lose its dimension
+        bound = _TOLERANCE.get(dtype, 0.1) * float(apart.abs().max())
+        if not bool(apart.isfinite().all()):
+            continue
+        return Coupling.NONE if float((together - apart).abs().max()) <= bound else Coupling.COUPLED
+    return None
+
+
+def _moved(model: Model) -> Model:
+    random = torch.Generator().manual_seed(0)
+    moved = {}
+    for name, w in model.params.items():
+        size = _MOVE * (float(w.abs().mean()) + 0.01)
+        moved[name] = w + size * torch.randn(w.shape, generator=random, dtype=torch.float64).to(w)
+    return model.at(moved)
+
+
+class _full_precision:
+    """No TF32 while samples are compared: its rounding depends on the batch."""
+
+    def __enter__(self) -> None:
+        self._before = torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32
+        torch.set_float32_matmul_precision("highest")
+        torch.backends.cudnn.allow_tf32 = False
+
+    def __exit__(self, *_: object) -> None:
+        torch.set_float32_matmul_precision(self._before[0])
+        torch.backends.cudnn.allow_tf32 = self._before[1]

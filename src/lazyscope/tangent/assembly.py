@@ -1,0 +1,182 @@
+"""Kernels of samples that do not depend on each other, tile by tile.
+
+Samples whose forward reads the same values and makes the same choices share one traced graph; where they do not (one
+row of a batch is padded, a token goes to another expert) each kind has a graph of its own, and the kernel between two
+kinds is made from the features of both.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from lazyscope._typing import Inputs
+from lazyscope.errors import ModelError
+from lazyscope.model.base import Model, flatten
+from lazyscope.model.increment import Captured
+from lazyscope.model.increment.program import widened
+from lazyscope.model.inputs import changed
+from lazyscope.progress import Bar
+from lazyscope.tangent.budget import Budget
+from lazyscope.tangent.circuit import Circuit, Features, value
+from lazyscope.tangent.gram import Pairing, accumulate
+from lazyscope.tangent.group import Group, alike, by_parameter, whole
+from lazyscope.tangent.group import by_layer as with_biases
+from lazyscope.tangent.readout import Readout
+
+
+@dataclass(frozen=True)
+class Part:
+    """Samples with one graph: their inputs, and where they stand among all."""
+
+    x: Inputs
+    places: Tensor
+    circuit: Circuit
+
+    @property
+    def n(self) -> int:
+        """How many there are."""
+        return len(self.places)
+
+
+class Assembly:
+    """One kernel of a model."""
+
+    def __init__(self, model: Model, readout: Readout, apart: bool, memory: int | None) -> None:
+        self._model, self._readout, self._apart, self._memory = model, readout, apart, memory
+        self._circuits: dict[Captured, Circuit] = {}
+
+    def kernels(self, x1: Inputs, x2: Inputs | None) -> dict[str, Tensor]:
+        """The kernel of each parameter where they are kept apart, else their sum under the name ""."""
+        rows = self._parts(x1)
+        columns = rows if x2 is None else self._parts(x2)
+        outputs = {part.circuit.k for part in (*rows, *columns)}
+        if len(outputs) > 1:
+            raise ModelError(
+                "Samples have outputs of different sizes, so they have no common kernel; pad the outputs to one size."
+            )
+        k = self._readout.width(outputs.pop())
+        names = list(rows[0].circuit.parameters.values()) if self._apart else [""]
+        like = value(rows[0].circuit.result)
+        n1, n2 = sum(part.n for part in rows), sum(part.n for part in columns)
+        result = {name: torch.zeros(n1, k, n2, k, dtype=like.dtype, device=like.device) for name in names}
+        with Bar("tangent kernel", total=n1 * n2 / (2 if x2 is None else 1)) as bar:
+            for number, one in enumerate(rows):
+                for two in rows[number:] if x2 is None else columns:
+                    self._add(result, one, two, x2 is None, bar)
+        return {name: self._readout.finish(kernel, rows[0].circuit.k) for name, kernel in result.items()}
+
+    def _add(self, result: dict[str, Tensor], one: Part, two: Part, mirrored: bool, bar: Bar) -> None:
+        """The kernel between two parts, in its place; mirrored below the diagonal where both are of x1."""
+        only = result[next(iter(result))]
+        if one.n == only.shape[0] and two.n == only.shape[2]:
+            self._block(result, one, two, mirrored, bar)
+            return
+        k = only.shape[1]
+        block = {name: kernel.new_zeros(one.n, k, two.n, k) for name, kernel in result.items()}
+        self._block(block, one, two, mirrored and one is two, bar)
+        for name, kernel in block.items():
+            result[name][one.places[:, None], :, two.places[None]] = kernel.transpose(1, 2)
+            if mirrored and one is not two:
+                result[name][two.places[:, None], :, one.places[None]] = kernel.permute(2, 0, 3, 1)
+
+    def _block(self, result: dict[str, Tensor], one: Part, two: Part, symmetric: bool, bar: Bar) -> None:
+        symmetric = symmetric and one is two
+        pairs = self._pairs(one.circuit, two.circuit)
+        cotangents = self._readout.cotangents(value(one.circuit.result))
+        sizes = one.n, 0 if symmetric else two.n
+        budgets = [
+            Budget.of(part.circuit, [pair[side] for pair in pairs], sizes, len(cotangents), self._memory)
+            for side, part in enumerate((one, two))
+        ]
+        tile = min(budget.tile for budget in budgets)
+        rows = list(_tiles(one.n, tile))
+        for number, i in enumerate(rows):
+            left = _features(one, i, cotangents, budgets[0])
+            for j in rows[number:] if symmetric else _tiles(two.n, tile):
+                right = left if symmetric and i == j else _features(two, j, cotangents, budgets[1])
+                pairing = Pairing(i.stop - i.start, j.stop - j.start, left is right)
+                for first, second in pairs:
+                    kernel = result[first.name if first.name in result else ""][i, :, j]
+                    jacobian = self._readout.jacobian(first.jacobian(left))
+                    other = jacobian if left is right else self._readout.jacobian(second.jacobian(right))
+                    accumulate(kernel, jacobian, other, pairing, min(budget.block for budget in budgets))
+                bar.advance(pairing.rows * pairing.columns)
+        if symmetric:
+            for kernel in result.values():
+                mirror(kernel.view(len(kernel) * kernel.shape[1], -1))
+
+    def _pairs(self, one: Circuit, two: Circuit) -> list[tuple[Group, Group]]:
+        """The parameters that both circuits depend on, each in forms that can be multiplied."""
+        if one is two:
+            return [(group, group) for group in (by_parameter(one) if self._apart else with_biases(one))]
+        first, second = ({group.name: group for group in by_parameter(circuit)} for circuit in (one, two))
+        shared = [name for name in first if name in second]
+        return [
+            (first[name], second[name]) if alike(first[name], second[name]) else (whole(one, name), whole(two, name))
+            for name in shared
+        ]
+
+    def _parts(self, x: Inputs) -> list[Part]:
+        """The samples by their graphs."""
+        model, leaves = self._model, flatten(x)[1]
+        n, device = len(leaves[0]), leaves[0].device
+        captured = model.graph(model.params, model.state, changed(x, lambda t: t[:1]))
+        captured.check_limit()
+        if captured.unconditional:
+            return [Part(x, torch.arange(n, device=device), self._circuit(captured))]
+        found: dict[Captured, list[int]] = {}
+        for i in range(n):
+            captured = model.graph(model.params, model.state, changed(x, lambda t, i=i: t[i : i + 1]))  # type: ignore[misc]
+            captured.check_limit()
+            found.setdefault(captured, []).append(i)
+        parts = []
+        for captured, rows in found.items():
+            places = torch.tensor(rows, device=device)
+            parts.append(Part(changed(x, lambda t, p=places: t[p]), places, self._circuit(captured)))  # type: ignore[misc]
+        return parts
+
+    def _circuit(self, captured: Captured) -> Circuit:
+        """The circuit of a graph, with an exact twin where rounding could flip kinks and speed was not asked for."""
+        if captured not in self._circuits:
+            model, graph = self._model, captured.module
+            circuit = Circuit(graph, model)
+            double = next(iter(model.params.values())).dtype == torch.float64
+            if not double and circuit.kinked and torch.get_float32_matmul_precision() == "highest":
+                circuit = Circuit(graph, model, Circuit(widened(graph), model.double()))
+            self._circuits[captured] = circuit
+        return self._circuits[captured]
+
+
+def _features(part: Part, rows: slice, cotangents: Tensor, budget: Budget) -> Features:
+    x = changed(part.x, lambda leaf: leaf[rows])
+    return part.circuit.features(x, cotangents, chunk=budget.chunk, together=budget.together)
+
+
+def mirror(kernel: Tensor, step: int = 512) -> None:
+    """The upper triangle of a square matrix copied onto the lower one, in place."""
+    for top in range(0, len(kernel), step):
+        end = top + step
+        corner = kernel[top:end, top:end].triu()
+        kernel[top:end, top:end] = corner + corner.triu(1).T
+        kernel[end:, top:end] = kernel[top:end, end:].T
+
+
+def _tiles(n: int, size: int) -> Iterator[slice]:
+    even = -(-n // -(-n // size))  # as many tiles, of equal size
+    return (slice(start, min(start + even, n)) for start in range(0, n, even))
+
+
+@contextlib.contextmanager
+def precision() -> Iterator[None]:
+    """Convolutions in TF32 only where products are: cuDNN's own default would cost three digits unasked."""
+    before = torch.backends.cudnn.allow_tf32
+    torch.backends.cudnn.allow_tf32 = before and torch.get_float32_matmul_precision() != "highest"
+    try:
+        yield
+    finally:
+        torch.backends.cudnn.allow_tf32 = before
