@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -92,6 +92,21 @@ def free_memory(device: torch.device | str) -> int | None:
         return None
     known = [amount for amount in (_free_here(), _free_in_container()) if amount is not None]
     return min(known, default=None)
+
+
+def default_memory(device: torch.device, bounds: Mapping[str, int]) -> int:
+    """What a computation may use beside its result where nobody says.
+
+    Args:
+        device: Where it runs.
+        bounds: The bytes that it makes good use of, for "cpu" at least and other types of devices.
+
+    Returns:
+        That number, or half of what is free if this is less.
+    """
+    free = free_memory(device)
+    bound = bounds.get(device.type, bounds["cpu"])
+    return bound if free is None else max(1, min(bound, free // 2))
 
 
 def check_fits(

@@ -276,6 +276,42 @@ def test_standard_parametrisation() -> None:
     assert relative(limit, limit_kernel(x / math.sqrt(d), depth=3, weight_variance=2)) > 10
 
 
+# ── blocks ─────────────────────────────────────────────────────────────────────────────────────────────────────────
+@pytest.mark.parametrize("activation", ["relu", "erf"])
+@pytest.mark.parametrize("memory", ["40kB", "1 B"])
+def test_blocks_give_the_same_kernel(activation: str, memory: str) -> None:
+    """40 kB hold 14 × 14 pairs in float64, and one byte none: then a pair is a block."""
+    x1, x2 = normal(31, 5), normal(9, 5, seed=1)
+    x1[3] = 2 * x1[4]
+    options: dict[str, Any] = {"depth": 3, "activation": activation, "bias_variance": 0.3}
+    some = limit_kernel(x1, memory=memory, **options)
+    torch.testing.assert_close(some, limit_kernel(x1, **options), rtol=1e-13, atol=1e-14)
+    assert torch.equal(some, some.T)
+    across = limit_kernel(x1, x2, memory=memory, **options)
+    torch.testing.assert_close(across, limit_kernel(x1, x2, **options), rtol=1e-13, atol=1e-14)
+
+
+def test_autograd_goes_through_blocks() -> None:
+    x, weights = normal(6, 3), normal(6, 6, seed=1)
+
+    def slope(memory: str | None) -> Tensor:
+        leaf = x.clone().requires_grad_()
+        (gradient,) = torch.autograd.grad((limit_kernel(leaf, depth=3, memory=memory) * weights).sum(), leaf)
+        return gradient
+
+    torch.testing.assert_close(slope("1kB"), slope(None), rtol=1e-10, atol=1e-12)
+
+
+def test_a_kernel_that_does_not_fit_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("lazyscope.memory.free_memory", lambda device: 10**9)
+    with pytest.raises(InputError, match=r"limit kernel, of shape \(20000, 20000\) in float64, takes 3.2 GB"):
+        limit_kernel(torch.zeros(20_000, 1, dtype=torch.float64))
+
+
+def test_no_inputs_give_no_kernel() -> None:
+    assert limit_kernel(normal(0, 3), normal(4, 3)).shape == (0, 4)
+
+
 # ── doors ──────────────────────────────────────────────────────────────────────────────────────────────────────────
 def test_an_activation_of_ones_own() -> None:
     class Linear(Dual):
@@ -298,6 +334,8 @@ def test_an_activation_of_ones_own() -> None:
         ({"x2": normal(2, 4)}, InputError, "reshape"),
         ({"x2": normal(2, 3, dtype=torch.float32)}, InputError, "`.to`"),
         ({"x1": torch.full((2, 3), math.nan, dtype=torch.float64)}, InputError, "nan_to_num"),
+        ({"memory": "2 gigs"}, InputError, 'memory="2GB"'),
+        ({"memory": 0}, InputError, 'memory="2GB"'),
     ],
 )
 def test_doors(arguments: dict[str, Any], error: type[LazyscopeError], remedy: str) -> None:

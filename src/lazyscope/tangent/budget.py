@@ -5,9 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import torch
-
-from lazyscope.memory import Memory, free_memory, parse_memory
+from lazyscope.memory import Memory, default_memory, parse_memory
 from lazyscope.tangent.circuit import Circuit, size, value
 from lazyscope.tangent.group import Group
 
@@ -34,7 +32,7 @@ class Budget:
     ) -> Budget:
         """The sizes for kernels between `samples` of x1 and x2 (0: x1 again) with k outputs."""
         device = value(circuit.result).device
-        total = parse_memory(memory) or default_memory(device)
+        total = parse_memory(memory) or default_memory(device, DEFAULT)
         item = value(circuit.result).element_size()
         kept = sum(size(node) for node in circuit.captured) + k * sum(size(node) for node in circuit.outputs)
         whole = k * max((group.columns for group in groups), default=0)
@@ -45,17 +43,3 @@ class Budget:
         fits = total // (2 * item * (kept + whole))
         tile = max(1, fits if sum(samples) <= fits else fits // 2)
         return Budget(tile, max(1, total // (8 * item * passing)), together, total // 4)
-
-
-def default_memory(device: torch.device) -> int:
-    """What a computation may use beside its result where nobody says: never more than half of what is free.
-
-    Args:
-        device: Where it runs.
-
-    Returns:
-        A number of bytes.
-    """
-    free = free_memory(device)
-    bound = DEFAULT.get(device.type, DEFAULT["cpu"])
-    return bound if free is None else max(1, min(bound, free // 2))

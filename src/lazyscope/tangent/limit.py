@@ -29,9 +29,11 @@ from typing import Literal, TypeAlias, final
 import torch
 from jaxtyping import Float
 from torch import Tensor
-from torch.nn.functional import normalize
 
 from lazyscope.errors import InputError, ModelError
+from lazyscope.memory import Memory
+from lazyscope.tangent.direction import half_distance, refined, unit
+from lazyscope.tangent.pairwise import by_blocks
 
 Number: TypeAlias = float | int
 PerLayer: TypeAlias = Number | Sequence[Number]
@@ -39,8 +41,9 @@ PerLayer: TypeAlias = Number | Sequence[Number]
 
 Kind: TypeAlias = Literal["ntk", "nngp"]
 
-_GATHERED = 1 << 24
-"""Numbers that are copied at once for the pairs of nearly parallel inputs."""
+NUMBERS = 24
+"""Arrays of one number per pair that are alive at once in the recursion: 12 to 16 were measured, and up to 24 in
+float32 where all inputs are parallel."""
 
 
 def limit_kernel(
@@ -54,16 +57,36 @@ def limit_kernel(
     bias_variance: PerLayer = 0.0,
     weight_rate: PerLayer | None = None,
     bias_rate: PerLayer | None = None,
+    memory: Memory | None = None,
 ) -> Float[Tensor, "n1 n2"]:
     """Θ(x, x') = lim Dh(w₀,x) Dh(w₀,x')ᵀ ("ntk"), or Σ(x, x') = lim E h(w₀,x) h(w₀,x')  ("nngp"), as the width grows.
 
-    For nets of `depth` layers of weights (2: one hidden layer), `activation` "relu", "erf" or a `Dual` between them, in
-    the NTK parametrisation unless rates are given (see the module). Each output of a net has this kernel; different
-    outputs are independent. The defaults are Eq. (8) of the supplement with normal weights of variance 1; with
-    E‖a‖² and E(b²) its general form is `weight_variance=(E‖a‖²/d, E(b²)), weight_rate=1`. Without x2 it is x1.
+    For nets in the NTK parametrisation unless rates are given (see the module). Each output of a net has this kernel;
+    different outputs are independent. The defaults are Eq. (8) of the supplement with normal weights of variance 1;
+    with E‖a‖² and E(b²) its general form is `weight_variance=(E‖a‖²/d, E(b²)), weight_rate=1`.
 
     Exact to rounding, x = ±x' included, where the angle between them is not differentiable. Autograd goes through;
     at x = ±x', where the ReLU's NTK has a kink like |x - x'|, it takes the kink's slope to be 0.
+
+    Args:
+        x1: Inputs, (n1, d).
+        x2: Other inputs, (n2, d); x1 unless given.
+        depth: Layers of weights; 2 is one hidden layer.
+        activation: "relu", "erf" or a `Dual`, between the layers.
+        kind: "ntk" or "nngp".
+        weight_variance: σ_w² of all layers, or of each.
+        bias_variance: σ_b² of all layers, or of each.
+        weight_rate: ρ_w; `weight_variance` unless given.
+        bias_rate: ρ_b; `bias_variance` unless given.
+        memory: A bound on what is used beside the result, in bytes or as "2GB" (1 GiB on a CPU, 4 GiB on a GPU if not
+            given): less takes smaller blocks, never another result. Autograd needs more.
+
+    Returns:
+        The kernel, (n1, n2).
+
+    Raises:
+        InputError: If the inputs or the bound are not as said, or the result does not fit into memory.
+        ModelError: If there is no such net.
 
     >>> x = torch.tensor([[1.0, 0.0], [0.0, 1.0]], dtype=torch.float64)
     >>> limit_kernel(x) * 2 * torch.pi  # 2π at angle 0, and 1 at π/2
@@ -72,9 +95,12 @@ def limit_kernel(
     """
     check_inputs(x1, x2, 2)
     layers = stack(depth, weight_variance, bias_variance, weight_rate, bias_rate)
-    start = Covariance.of(x1, x1 if x2 is None else x2)
-    kernel = recursion(start, layers, find_dual(activation), Dense(), kind)
-    return (kernel + kernel.T) / 2 if x2 is None else kernel  # a matrix product is symmetric to rounding only
+    dual = find_dual(activation)
+
+    def block(some: Tensor, others: Tensor) -> Tensor:
+        return recursion(Covariance.of(some, others), layers, dual, Dense(), kind)
+
+    return by_blocks(block, x1, x2, numbers=NUMBERS, memory=memory, title="limit kernel")
 
 
 # ── what a layer is ────────────────────────────────────────────────────────────────────────────────────────────────
@@ -170,9 +196,9 @@ class Covariance:
     @staticmethod
     def of(u: Float[Tensor, "*positions n1 d"], v: Float[Tensor, "*positions n2 d"]) -> Covariance:
         """u·v: for unit vectors, 1 ∓ u·v = |u ∓ v|²/2."""
-        left, right = _unit(u), _unit(v)
+        left, right = unit(u), unit(v)
         cosine = left @ right.mT
-        below, above = _refined(1 - cosine, left, right), _refined(1 + cosine, left, -right)
+        below, above = refined(1 - cosine, left, right), refined(1 + cosine, left, -right)
         return Covariance(torch.linalg.vector_norm(u, dim=-1), torch.linalg.vector_norm(v, dim=-1), below, above)
 
     @property
@@ -201,7 +227,7 @@ class Covariance:
         """
         u, v = (self._seen(scale, layer, layout) for scale in (self.left, self.right))
         left, right = torch.linalg.vector_norm(u, dim=-1), torch.linalg.vector_norm(v, dim=-1)
-        apart = _apart(_unit(u), _unit(v))
+        apart = half_distance(unit(u), unit(v))
         size = (left[..., :, None] * right[..., None, :]).clamp(min=torch.finfo(left.dtype).tiny)
         scale, bias = self.scale, 2 * layer.bias_variance
         below = apart + layer.weight_variance * layout.mean(scale * self.below) / size
@@ -229,31 +255,6 @@ def recursion(
     if kind == "nngp":
         return last.weight_variance * product + last.bias_variance
     return last.weight_rate * product + last.bias_rate + last.weight_variance * layout.readout(tangent)
-
-
-def _unit(u: Tensor) -> Tensor:
-    """u/|u|, and 0 for u = 0."""
-    return normalize(u, dim=-1, eps=torch.finfo(u.dtype).tiny)
-
-
-def _apart(u: Tensor, v: Tensor) -> Tensor:
-    """|u - v|²/2, by differences: a matrix product would cancel where u is close to v."""
-    return torch.cdist(u, v, compute_mode="donot_use_mm_for_euclid_dist").square() / 2
-
-
-def _refined(apart: Tensor, u: Tensor, v: Tensor) -> Tensor:
-    """`apart` = |u - v|²/2 from a matrix product, replaced by differences where it is small.
-
-    Differences for all pairs take 30 times as long as the product where d is large. Above 10⁻² the product moves
-    the angle by less than 10 roundings.
-    """
-    *places, i, j = (apart.detach() < 1e-2).nonzero(as_tuple=True)
-    step = max(1, _GATHERED // u.shape[-1])
-    close = [
-        (u[*where, a] - v[*where, b]).square().sum(-1) / 2
-        for *where, a, b in zip(*(index.split(step) for index in (*places, i, j)), strict=True)
-    ]
-    return apart.index_put((*places, i, j), torch.cat(close))
 
 
 # ── activations ────────────────────────────────────────────────────────────────────────────────────────────────────

@@ -14,7 +14,9 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from lazyscope.errors import ModelError
+from lazyscope.memory import Memory
 from lazyscope.tangent.limit import (
+    NUMBERS,
     Covariance,
     Dual,
     Kind,
@@ -25,9 +27,7 @@ from lazyscope.tangent.limit import (
     recursion,
     stack,
 )
-
-_BLOCK = 1 << 24
-"""Pairs of positions held at once; a dozen arrays of this size are alive, 1.6 GB in float64."""
+from lazyscope.tangent.pairwise import by_blocks
 
 
 def limit_kernel_convolution(
@@ -43,6 +43,7 @@ def limit_kernel_convolution(
     bias_variance: PerLayer = 0.0,
     weight_rate: PerLayer | None = None,
     bias_rate: PerLayer | None = None,
+    memory: Memory | None = None,
 ) -> Float[Tensor, "n1 n2"]:
     """Θ(x, x') or Σ(x, x') as in `limit_kernel`, for depth-1 convolutions and a linear readout, as the channels grow.
 
@@ -54,7 +55,29 @@ def limit_kernel_convolution(
     The fan-in of a convolution is kernel_size² channels; of the image's own channels, as of the inputs of
     `limit_kernel`, it counts none: pass x/√c for a net that does. The readout sees all positions flattened, so that
     only p = p' matters, or, `pooled`, their mean (global average pooling), which needs all pairs: time and memory
-    then grow with the fourth power of the image's side. Blocks of image pairs are computed one by one.
+    then grow with the fourth power of the image's side.
+
+    Args:
+        x1: Images, (n1, channels, height, width).
+        x2: Other images, (n2, channels, height, width); x1 unless given.
+        depth: Layers of weights, the readout included.
+        pooled: Whether the readout sees the mean over the positions.
+        kernel_size: The side of the convolutions' kernels, odd.
+        activation: "relu", "erf" or a `Dual`, between the layers.
+        kind: "ntk" or "nngp".
+        weight_variance: σ_w² of all layers, or of each.
+        bias_variance: σ_b² of all layers, or of each.
+        weight_rate: ρ_w; `weight_variance` unless given.
+        bias_rate: ρ_b; `bias_variance` unless given.
+        memory: A bound on what is used beside the result, in bytes or as "2GB", as in `limit_kernel`; a pair of images
+            is the least.
+
+    Returns:
+        The kernel, (n1, n2).
+
+    Raises:
+        InputError: If the images or the bound are not as said, or the result does not fit into memory.
+        ModelError: If there is no such net.
 
     >>> x = torch.ones(1, 1, 1, 1, dtype=torch.float64)  # of the 9 offsets, one is inside
     >>> limit_kernel_convolution(x, weight_variance=(9.0, 1.0))
@@ -67,19 +90,14 @@ def limit_kernel_convolution(
     dual = find_dual(activation)
     height, width = x1.shape[-2:]
     positions = height * width
-    side = max(1, int((_BLOCK / (positions**2 if pooled else positions)) ** 0.5))
-
     layout = (Pairs if pooled else Places)(kernel_size, height, width)
-    blocks: dict[tuple[int, int], Tensor] = {}
-    for i, rows in enumerate(x1.split(side)):
-        for j, columns in enumerate((x1 if x2 is None else x2).split(side)):
-            if x2 is None and j < i:
-                blocks[i, j] = blocks[j, i].T
-            else:
-                start = Covariance.of(layout.pixels(rows), layout.pixels(columns))
-                blocks[i, j] = recursion(start, layers, dual, layout, kind)
-    kernel = torch.cat([torch.cat([blocks[k, m] for m in range(j + 1)], dim=1) for k in range(i + 1)])
-    return (kernel + kernel.T) / 2 if x2 is None else kernel  # means are symmetric to rounding only
+
+    def block(some: Tensor, others: Tensor) -> Tensor:
+        start = Covariance.of(layout.pixels(some), layout.pixels(others))
+        return recursion(start, layers, dual, layout, kind)
+
+    numbers = NUMBERS * (positions**2 if pooled else positions)
+    return by_blocks(block, x1, x2, numbers=numbers, memory=memory, title="limit kernel")
 
 
 @dataclass(frozen=True)

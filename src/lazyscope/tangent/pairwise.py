@@ -1,0 +1,80 @@
+"""Kernels of pairs of inputs, block by block, so that what is alive beside the result stays within a bound."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from itertools import product
+from typing import TypeAlias
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from lazyscope.memory import Memory, check_fits, default_memory, parse_memory
+from lazyscope.progress import track
+
+Block: TypeAlias = Callable[[Tensor, Tensor], Tensor]
+"""Inputs (n1, …) and (n2, …) ↦ their kernel (n1, n2)."""
+
+DEFAULT = {"cpu": 1 << 30, "cuda": 4 << 30}
+"""Bytes beside the kernel itself where nobody says, unless that is more than half of what is free."""
+
+
+def by_blocks(
+    block: Block, x1: Tensor, x2: Tensor | None, *, numbers: int, memory: Memory | None, title: str
+) -> Float[Tensor, "n1 n2"]:
+    """The kernel of all pairs; exactly symmetric where x2 is x1.
+
+    Args:
+        block: Computes the kernel of some of the inputs.
+        x1: Inputs, (n1, …).
+        x2: Others, (n2, …), or None for x1 again: then only blocks on and above the diagonal are computed.
+        numbers: How many numbers of the dtype of x1 are alive at once for one pair while its block is computed.
+        memory: A bound on the bytes of these, or a text such as "2GB". A block has one pair at least.
+        title: What is computed, for the line of progress and for the error.
+
+    Returns:
+        The kernel. Autograd goes through, and then holds what it needs of all blocks.
+
+    Raises:
+        InputError: If the kernel itself does not fit into memory.
+    """
+    n1, n2 = len(x1), len(x1 if x2 is None else x2)
+    bound = parse_memory(memory) or default_memory(x1.device, DEFAULT)
+    check_fits((n1, n2), x1.dtype, x1.device, what=f"The {title}", instead="take fewer points, or some rows at a time")
+    side = math.isqrt(bound // (numbers * x1.element_size()))
+    rows, columns = _even(n1, side), _even(n2, side)
+    pairs = [(i, j) for i, j in product(rows, columns) if x2 is not None or i.start <= j.start]
+    followed = torch.is_grad_enabled() and (x1.requires_grad or (x2 is not None and x2.requires_grad))
+    parts: dict[tuple[int, int], Tensor] = {}
+    kernel = None if (followed and pairs) or len(pairs) == 1 else x1.new_empty(n1, n2)
+    for i, j in track(pairs, title):
+        part = block(x1[i], (x1 if x2 is None else x2)[j])
+        if x2 is None and i == j:
+            part = (part + part.T) / 2  # a matrix product is symmetric to rounding only
+        if kernel is None:
+            parts[i.start, j.start] = part
+        else:
+            kernel[i, j] = part
+            if x2 is None:
+                kernel[j, i] = part.T
+    return _joined(parts, rows, columns) if kernel is None else kernel
+
+
+def _joined(parts: dict[tuple[int, int], Tensor], rows: list[slice], columns: list[slice]) -> Tensor:
+    """The parts side by side, those below the diagonal from above it where they are missing."""
+    if len(parts) == 1:
+        return next(iter(parts.values()))
+
+    def part(i: int, j: int) -> Tensor:
+        return parts[i, j] if (i, j) in parts else parts[j, i].T
+
+    return torch.cat([torch.cat([part(i.start, j.start) for j in columns], dim=1) for i in rows])
+
+
+def _even(n: int, side: int) -> list[slice]:
+    """As many slices as blocks of this side need, of nearly equal size."""
+    count = max(1, -(-n // max(1, side)))
+    size = max(1, -(-n // count))
+    return [slice(start, min(start + size, n)) for start in range(0, n, size)]
