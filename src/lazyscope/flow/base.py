@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, TypeAlias, final
@@ -13,13 +14,47 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from lazyscope._typing import Params
-from lazyscope.flow.objective import Objective, flat
+from lazyscope.flow.objective import Number, Objective, flat
+from lazyscope.progress import Bar, quiet
 
 Observer: TypeAlias = Callable[[Params], Mapping[str, Tensor]]
 """Measures something at v, such as a test loss; called at the recorded times, without autograd."""
 
 Progress: TypeAlias = Callable[[float], None]
 """Told the fraction of the way, from 0 to 1, at the recorded times."""
+
+
+@contextmanager
+def followed(title: str, total: Number, progress: Progress | None) -> Iterator[Bar]:
+    """A line of progress on the terminal, unless the caller is told of it and shows it in another way.
+
+    Args:
+        title: What is computed.
+        total: How much there is to do.
+        progress: What the caller is told by, if anything.
+
+    Returns:
+        A context manager with the bar to advance.
+    """
+    with nullcontext() if progress is None else quiet(), Bar(title, total) as bar:
+        yield bar
+
+
+def counted(steps: int, title: str, progress: Progress | None) -> Iterator[int]:
+    """The numbers of the steps, with a line of progress as in `followed`.
+
+    Args:
+        steps: How many.
+        title: What is computed.
+        progress: What the caller is told by, if anything.
+
+    Returns:
+        An iterator over 0 … steps - 1.
+    """
+    with followed(title, steps, progress) as bar:
+        for step in range(steps):
+            yield step
+            bar.advance()
 
 
 class Status(StrEnum):

@@ -17,7 +17,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from lazyscope.errors import InputError
-from lazyscope.flow.base import Progress, Status
+from lazyscope.flow.base import Progress, Status, counted
 from lazyscope.flow.descent import DIVERGED, Rate, check_record
 from lazyscope.linalg.threads import threads_for
 from lazyscope.model.particles import Functional, Measure, dual_certificate
@@ -101,7 +101,7 @@ def conic_descent(
     moving = ~converged
     wanted = set(marks)
     with threads_for(start.r.numel() * functional.predictor(start).shape[-1]):
-        for step in range(last + 1):
+        for step in counted(last + 1, "conic descent", progress):
             value, derivative, slope = functional.variation(nu)
             limit = DIVERGED * (1 + value) if limit is None else limit
             moving = moving & (value <= limit)

@@ -13,9 +13,10 @@ from torch import Tensor, nn
 
 from lazyscope._typing import Inputs, Params
 from lazyscope.errors import InputError
-from lazyscope.flow.base import Observer, Progress, Recording, Trajectory
+from lazyscope.flow.base import Observer, Progress, Recording, Trajectory, counted
 from lazyscope.flow.objective import Number, Objective, flat
 from lazyscope.flow.sampler import Sampler
+from lazyscope.labels import Target
 from lazyscope.loss import Loss
 from lazyscope.model.base import studied
 from lazyscope.model.coordinates import Alpha, Studied
@@ -35,7 +36,7 @@ def gradient_descent(
     model: Studied | nn.Module,
     loss: Loss,
     x: Inputs,
-    y: Tensor,
+    y: Target,
     *,
     lr: Rate,
     steps: int,
@@ -51,10 +52,33 @@ def gradient_descent(
 ) -> Trajectory:
     """Equation (4) discretised: v ← v - lr·∇_v R(y_α(v)), which is w ← w - lr·∇F_α(w), on all of the data.
 
-    `lr` is a number or one for each member (shape `batch`). `momentum` is that of `torch.optim.SGD`: m ← momentum·m
-    + ∇R, v ← v - lr·schedule(step)·m. `record` lists the steps to record, or says how many, evenly spaced from 0 to
-    `steps` (`log_spaced` makes a list). A member rests when, at a recorded step, ‖∇_v R‖ ≤ `tolerance` times its
-    value at the start (0: never); one that diverges is held, and the others go on.
+    A member that diverges is held, and the others go on.
+
+    Args:
+        model: A module, a `Model`, or another model that has tangent coordinates.
+        loss: One of `lazyscope.loss`.
+        x: Inputs of n samples.
+        y: Their targets, as the loss takes them: a tensor, array or nested list.
+        lr: The step size, a number or one for each member (shape `batch`).
+        steps: The number of steps.
+        alpha: The scale α, or one for each member of a batch; `math.inf` is the tangent model.
+        centred: Whether h(w₀) is subtracted from the outputs, so that they start at 0.
+        momentum: That of `torch.optim.SGD`: m ← momentum·m + ∇R, v ← v - lr·schedule(step)·m.
+        schedule: step ↦ the factor on lr.
+        record: The steps to record, or how many, evenly spaced from 0 to `steps` (`log_spaced` makes a list).
+        tolerance: A member rests when, at a recorded step, ‖∇_v R‖ is at most this times its value at the start (0:
+            never).
+        observe: Measures something at v, called at the recorded steps; see `Trajectory.observed`.
+        keep_params: Whether v itself is kept at the recorded steps.
+        progress: Told the share of the way, from 0 to 1, at the recorded steps; then no line of progress is shown.
+
+    Returns:
+        The trajectory, with a status; divergence is a result.
+
+    Raises:
+        InputError: If data, targets or numbers are not as said.
+        ModelError: If the model cannot be studied as it is.
+        ScaleError: If α is not positive.
     """
     objective = Objective.of(studied(model), loss, x, y, alpha, centred)
     descent = Descent(objective, lr, steps, momentum, schedule, record, tolerance)
@@ -65,7 +89,7 @@ def stochastic_gradient_descent(
     model: Studied | nn.Module,
     loss: Loss,
     x: Inputs,
-    y: Tensor,
+    y: Target,
     *,
     sampler: Sampler,
     lr: Rate,
@@ -83,9 +107,35 @@ def stochastic_gradient_descent(
 ) -> Trajectory:
     """As `gradient_descent`, with the gradient of each step on what the sampler draws.
 
-    That is `Minibatches(x, y, 128)`, or any function (step, generator) ↦ (x, y) for a stream of fresh samples, which
-    descends the population loss. The trajectory (outputs, loss, convergence) is recorded on x and y. The generator
-    is on the CPU and starts from `seed`, so every machine draws the same; members of a batch see the same samples.
+    The trajectory (outputs, loss, convergence) is recorded on x and y. Members of a batch see the same samples.
+
+    Args:
+        model: A module, a `Model`, or another model that has tangent coordinates.
+        loss: One of `lazyscope.loss`.
+        x: Inputs of n samples.
+        y: Their targets, as the loss takes them: a tensor, array or nested list.
+        sampler: `Minibatches(x, y, 128)`, or any function (step, generator) ↦ (x, y) for a stream of fresh samples,
+            which descends the population loss.
+        lr: The step size, a number or one for each member (shape `batch`).
+        steps: The number of steps.
+        seed: Of the generator, which is on the CPU, so that every machine draws the same.
+        alpha: The scale α, or one for each member of a batch; `math.inf` is the tangent model.
+        centred: Whether h(w₀) is subtracted from the outputs, so that they start at 0.
+        momentum: As in `gradient_descent`.
+        schedule: As in `gradient_descent`.
+        record: As in `gradient_descent`.
+        tolerance: As in `gradient_descent`.
+        observe: Measures something at v, called at the recorded steps; see `Trajectory.observed`.
+        keep_params: Whether v itself is kept at the recorded steps.
+        progress: Told the share of the way, from 0 to 1, at the recorded steps; then no line of progress is shown.
+
+    Returns:
+        The trajectory, with a status; divergence is a result.
+
+    Raises:
+        InputError: If data, targets or numbers are not as said.
+        ModelError: If the model cannot be studied as it is.
+        ScaleError: If α is not positive.
     """
     model = studied(model)
     objective = Objective.of(model, loss, x, y, alpha, centred)
@@ -152,7 +202,7 @@ class Descent:
         moving = start.isfinite()
         converged = torch.zeros_like(moving)
         last, marks = self.marks[-1], set(self.marks)
-        for step in range(last + 1):
+        for step in counted(last + 1, "gradient descent", progress):
             if step in marks:
                 moving = moving & (recording.add(v) <= limit)
                 if slow is not None:

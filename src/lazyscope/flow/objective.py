@@ -14,6 +14,7 @@ from torch.utils import _pytree as pytree
 
 from lazyscope._typing import Inputs, Params
 from lazyscope.errors import InputError
+from lazyscope.labels import Target
 from lazyscope.loss import Loss, Risk
 from lazyscope.model.coordinates import Alpha, Coordinates, Studied, check_alpha
 
@@ -33,7 +34,7 @@ class Objective:
     risk: Risk
 
     @classmethod
-    def of(cls, model: Studied, loss: Loss, x: Inputs, y: Tensor, alpha: Alpha, centred: bool) -> Objective:
+    def of(cls, model: Studied, loss: Loss, x: Inputs, y: Target, alpha: Alpha, centred: bool) -> Objective:
         """Binds the data, after checking all that enters."""
         check_alpha(alpha)
         check_inputs(x)
@@ -42,7 +43,7 @@ class Objective:
             start = coordinates.outputs(coordinates.zeros())
         return cls(coordinates, loss.risk(start, y, len(coordinates.batch)))
 
-    def renewed(self, coordinates: Coordinates, target: Tensor) -> Objective:
+    def renewed(self, coordinates: Coordinates, target: Target) -> Objective:
         """The objective on other samples, of which only shapes are checked."""
         return Objective(coordinates, self.risk.renewed(target))
 

@@ -11,11 +11,13 @@ from torch import Tensor, nn
 from torchdiffeq import odeint
 
 from lazyscope._typing import Inputs
-from lazyscope.flow.base import Observer, Progress, Recording, Trajectory
+from lazyscope.flow.base import Observer, Progress, Recording, Trajectory, followed
 from lazyscope.flow.objective import Number, Objective, Times, check_times, flat, unflat
+from lazyscope.labels import Target
 from lazyscope.loss import Loss
 from lazyscope.model.base import studied
 from lazyscope.model.coordinates import Alpha, Studied
+from lazyscope.progress import Bar
 
 Field: TypeAlias = Callable[[Tensor], tuple[Tensor, Tensor]]
 """state (*batch, p) ↦ its derivative, and the speed ‖v'‖ (*batch) by which convergence is judged."""
@@ -25,7 +27,7 @@ def gradient_flow(
     model: Studied | nn.Module,
     loss: Loss,
     x: Inputs,
-    y: Tensor,
+    y: Target,
     *,
     times: Times,
     alpha: Alpha = 1.0,
@@ -39,11 +41,33 @@ def gradient_flow(
 ) -> Trajectory:
     """Equation (4): w' = -(1/α) Dh(w)ᵀ∇R(αh(w)), from w₀ at t = 0, recorded at `times`.
 
-    Integrated as v' = -∇_v R(y_α(v)) with w = w₀ + v/α, in the dtype of the model. A member rests once ‖v'‖ is
-    `tolerance` times its value at the start; below `rtol` that may never come, as near a minimum an explicit solver
-    errs by rtol. Members of a batch share the steps, with the error held for each of them. The loss cannot rise
-    along the flow: `diverged` tells that the model or the arithmetic failed, and the member then stays at the last
-    of the times that it reached.
+    Integrated as v' = -∇_v R(y_α(v)) with w = w₀ + v/α, in the dtype of the model. Members of a batch share the steps,
+    with the error held for each of them. The loss cannot rise along the flow: `diverged` tells that the model or the
+    arithmetic failed, and the member then stays at the last of the times that it reached.
+
+    Args:
+        model: A module, a `Model`, or another model that has tangent coordinates.
+        loss: One of `lazyscope.loss`.
+        x: Inputs of n samples.
+        y: Their targets, as the loss takes them: a tensor, array or nested list.
+        times: When to record, increasing from 0 or later; a tensor, array or list.
+        alpha: The scale α, or one for each member of a batch; `math.inf` is the tangent model.
+        centred: Whether h(w₀) is subtracted from the outputs, so that they start at 0.
+        rtol: The relative error of a step.
+        atol: The absolute error of a step.
+        tolerance: A member rests once ‖v'‖ is this times its value at the start; below `rtol` that may never come, as
+            near a minimum an explicit solver errs by rtol.
+        observe: Measures something at v, called at the recorded times; see `Trajectory.observed`.
+        keep_params: Whether v itself is kept at the recorded times.
+        progress: Told the share of the way, from 0 to 1, at the recorded times; then no line of progress is shown.
+
+    Returns:
+        The trajectory, with a status; divergence is a result.
+
+    Raises:
+        InputError: If data, targets or numbers are not as said.
+        ModelError: If the model cannot be studied as it is.
+        ScaleError: If α is not positive.
     """
     times = check_times(times, infinity=False)
     objective = Objective.of(studied(model), loss, x, y, alpha, centred)
@@ -57,10 +81,11 @@ def gradient_flow(
 
     recording = Recording(objective, observe, keep_params)
     flow = Integration(field, flat(start, batch), rtol=rtol, atol=atol, tolerance=tolerance)
-    for done, state in enumerate(flow.through(times), 1):
-        recording.add(unflat(state, start))
-        if progress is not None:
-            progress(done / len(times))
+    with followed("gradient flow", float(times[-1]), progress) as bar:
+        for done, state in enumerate(flow.through(times, bar), 1):
+            recording.add(unflat(state, start))
+            if progress is not None:
+                progress(done / len(times))
     return recording.trajectory(times, flow.converged, flow.diverged)
 
 
@@ -81,8 +106,9 @@ class Integration:
         self.step: Tensor | None = None
 
     @torch.no_grad()
-    def through(self, times: Float[Tensor, "T"]) -> Iterator[Float[Tensor, "*batch p"]]:
-        """The state at each of the times, until all members have ended."""
+    def through(self, times: Float[Tensor, "T"], bar: Bar) -> Iterator[Float[Tensor, "*batch p"]]:
+        """The state at each of the times, until all members have ended; the bar is told the time after each step."""
+        self._bar = bar
         now = torch.zeros((), dtype=torch.float64)
         for time in times:
             if time > now:
@@ -123,6 +149,7 @@ class Integration:
     def callback_step(self, t: Tensor, state: Tensor, step: Tensor) -> None:
         """Keeps the step, so that the next span need not find it again."""
         self.step = step
+        self._bar.reach(float(t))
 
 
 def _worst_member(error: Float[Tensor, "*batch p"]) -> Float[Tensor, ""]:

@@ -16,7 +16,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from lazyscope.errors import InputError
-from lazyscope.flow.base import Progress, Status
+from lazyscope.flow.base import Progress, Status, counted
 from lazyscope.flow.descent import DIVERGED, Rate, check_lr, check_record
 from lazyscope.linalg.threads import threads_for
 from lazyscope.model.particles.energy import Energy
@@ -84,7 +84,7 @@ def particle_flow(
     limit: Tensor | None = None
     moving = torch.ones(batch, dtype=torch.bool, device=start.device)
     with threads_for(w[..., 0].numel() * w.shape[-2]):  # an interaction of all pairs
-        for step in range(last + 1):
+        for step in counted(last + 1, "particle flow", progress):
             value, field_at = energy.field(w)
             limit = DIVERGED * (1 + value.abs()) if limit is None else limit
             moving = moving & (value <= limit)

@@ -12,8 +12,9 @@ from torch.utils import _pytree as pytree
 from lazyscope._typing import Inputs
 from lazyscope.errors import InputError
 from lazyscope.flow.objective import check_inputs
+from lazyscope.labels import Target, as_target
 
-Sampler: TypeAlias = Callable[[int, Generator], tuple[Inputs, Tensor]]
+Sampler: TypeAlias = Callable[[int, Generator], tuple[Inputs, Target]]
 """(step, generator) ↦ the inputs and targets of that step; drawing fresh ones makes a descent one-pass."""
 
 
@@ -21,8 +22,15 @@ Sampler: TypeAlias = Callable[[int, Generator], tuple[Inputs, Tensor]]
 class Minibatches:
     """The samples in a new random order each epoch, `size` at a time; the last of an epoch may be fewer.
 
-    `dim` is the dimension of inputs and targets that counts samples: 0, or the number of batch dimensions when
-    members have their own.
+    Args:
+        x: Inputs of n samples.
+        y: Their targets: a tensor, array or nested list.
+        size: The samples of a minibatch.
+        dim: The dimension of inputs and targets that counts samples: 0, or the number of batch dimensions when members
+            have their own.
+
+    Raises:
+        InputError: If there are not so many samples, or not as many inputs as targets.
 
     >>> draw = Minibatches(torch.arange(4.0), torch.arange(4.0), 3)
     >>> generator = torch.Generator().manual_seed(0)
@@ -30,10 +38,11 @@ class Minibatches:
     [3, 1, 3, 1]
     """
 
-    def __init__(self, x: Inputs, y: Tensor, size: int, dim: int = 0) -> None:
+    def __init__(self, x: Inputs, y: Target, size: int, dim: int = 0) -> None:
         check_inputs(x)
-        self.x, self.y, self.size, self.dim = x, y, size, dim
-        self.samples = y.shape[dim]
+        like = next((leaf for leaf in pytree.tree_leaves(x) if isinstance(leaf, Tensor)), torch.empty(0))
+        self.x, self.y, self.size, self.dim = x, as_target(y, like), size, dim
+        self.samples = self.y.shape[dim]
         if not 1 <= size <= self.samples:
             raise InputError(
                 f"A minibatch of {size} cannot be drawn from {self.samples} samples; pass 1 … {self.samples}."

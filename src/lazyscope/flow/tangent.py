@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from contextlib import nullcontext
 from functools import singledispatch
 
 import torch
@@ -14,16 +15,20 @@ from lazyscope.errors import ModelError
 from lazyscope.flow.base import Observer, Progress, Recording, Trajectory
 from lazyscope.flow.objective import Number, Objective, Times, check_times
 from lazyscope.flow.ode import Integration
+from lazyscope.labels import Target
+from lazyscope.linalg.eigen import COPIES
 from lazyscope.loss import Loss, Square
+from lazyscope.memory import check_fits
 from lazyscope.model.base import studied
 from lazyscope.model.coordinates import Alpha, Studied
+from lazyscope.progress import Bar, quiet, track
 
 
 def tangent_flow(
     model: Studied | nn.Module,
     loss: Loss,
     x: Inputs,
-    y: Tensor,
+    y: Target,
     *,
     times: Times,
     alpha: Alpha = 1.0,
@@ -39,17 +44,55 @@ def tangent_flow(
 
     With K = Dh(w₀)Dh(w₀)ᵀ and v = Dh(w₀)ᵀc it reads c' = -∇R(y), y = y_0 + Kc, in the Euclidean geometry of the N
     outputs. For the square loss K is diagonalised, O(N³) once, and any times are exact, t = ∞ included; for other
-    losses it is an ODE, with `rtol`, `atol` and the stop at `tolerance` as in `gradient_flow`. The scale enters by
-    y_0 = αh(w₀), and by the displacement ‖v‖/α, alone.
+    losses it is an ODE. The scale enters by y_0 = αh(w₀), and by the displacement ‖v‖/α, alone.
+
+    Args:
+        model: A module, a `Model`, or another model that has tangent coordinates.
+        loss: One of `lazyscope.loss`.
+        x: Inputs of n samples.
+        y: Their targets, as the loss takes them: a tensor, array or nested list.
+        times: When to record, increasing from 0 or later, ∞ included for the square loss; a tensor, array or list.
+        alpha: The scale α, or one for each member of a batch; `math.inf` is the tangent model.
+        centred: Whether h(w₀) is subtracted from the outputs, so that they start at 0.
+        rtol: The relative error of a step, for losses that need an ODE.
+        atol: The absolute error of a step, likewise.
+        tolerance: A member has converged when ‖v'‖ is at most this times its value at the start.
+        observe: Measures something at v, called at the recorded times; see `Trajectory.observed`.
+        keep_params: Whether v itself is kept at the recorded times.
+        progress: Told the share of the way, from 0 to 1, at the recorded times; then no line of progress is shown.
+
+    Returns:
+        The trajectory, with a status.
+
+    Raises:
+        InputError: If data, targets or numbers are not as said, or the kernel does not fit into memory.
+        ModelError: If the model cannot be studied as it is.
+        ScaleError: If α is not positive.
     """
     times = check_times(times, infinity=True)
     objective = Objective.of(studied(model), loss, x, y, alpha, centred)
     recording = Recording(objective, observe, keep_params)
-    kernel = objective.coordinates.kernel().detach()
-    if not bool(kernel.isfinite().all()):
-        raise ModelError("The tangent kernel holds NaN or infinite values; check the model's initialisation.")
-    path = TangentPath(objective, kernel, recording, progress)
-    return _follow(loss, path, times, rtol, atol, tolerance)
+    _check_fits(objective, loss)
+    with nullcontext() if progress is None else quiet():
+        kernel = objective.coordinates.kernel().detach()
+        if not bool(kernel.isfinite().all()):
+            raise ModelError("The tangent kernel holds NaN or infinite values; check the model's initialisation.")
+        path = TangentPath(objective, kernel, recording, progress)
+        return _follow(loss, path, times, rtol, atol, tolerance)
+
+
+def _check_fits(objective: Objective, loss: Loss) -> None:
+    """Refuses a kernel that does not fit, with the eigenvectors that the closed form needs."""
+    target, members = objective.risk.target, math.prod(objective.coordinates.batch)
+    size = math.prod(objective.risk.shape)
+    check_fits(
+        (size, size) if members == 1 else (members, size, size),
+        target.dtype,
+        target.device,
+        copies=1 + COPIES * 8 / target.element_size() if isinstance(loss, Square) else 1,
+        instead="take fewer points, or follow the tangent model by gradient_descent(…, alpha=math.inf) or by"
+        " gradient_flow(…, alpha=math.inf), which form no kernel",
+    )
 
 
 class TangentPath:
@@ -116,8 +159,9 @@ def _follow(loss: Loss, path: TangentPath, times: Tensor, rtol: Number, atol: Nu
         return -gradient, length(gradient)
 
     flow = Integration(field, torch.zeros_like(path.vector(path.start)), rtol=rtol, atol=atol, tolerance=tolerance)
-    for done, c in enumerate(flow.through(times), 1):
-        path.add(c, path.apply(c), length(c), done / len(times))
+    with Bar("tangent flow", float(times[-1])) as bar:
+        for done, c in enumerate(flow.through(times, bar), 1):
+            path.add(c, path.apply(c), length(c), done / len(times))
     return path.recording.trajectory(times, flow.converged, flow.diverged)
 
 
@@ -127,7 +171,8 @@ def _follow_square(
 ) -> Trajectory:
     """Square loss: with K/n = UΛUᵀ, y(t) = y_0 + U(e^{-Λt} - 1)Uᵀ(y_0 - y*)."""
     # float64 whatever the model's dtype: at late times the small eigenvalues matter
-    eigenvalues, basis = torch.linalg.eigh(path.kernel.double() / path.samples)
+    with Bar(f"eigenvalues of a {path.kernel.shape[-1]} × {path.kernel.shape[-1]} kernel"):
+        eigenvalues, basis = torch.linalg.eigh(path.kernel.double() / path.samples)
     # Rounding moves an eigenvalue by about √N·eps·λ_max; below that it is zero. Its direction then has Dh(w₀)ᵀu = 0:
     # the outputs never move along it, and its coefficient, which would grow like t, is left out.
     noise = 4 * math.sqrt(basis.shape[-1]) * torch.finfo(path.kernel.dtype).eps
@@ -146,7 +191,7 @@ def _follow_square(
         norm: Tensor = torch.linalg.vector_norm(coefficients, dim=-1)
         return (norm / math.sqrt(path.samples)).to(path.kernel.dtype)
 
-    for done, time in enumerate(times.to(basis.device), 1):
+    for done, time in enumerate(track(times.to(basis.device), "tangent flow"), 1):
         shrunk = modes * torch.expm1(-eigenvalues * time)
         c = rotate(shrunk / eigenvalues) / path.samples
         path.add(c, rotate(shrunk), length(shrunk / scales), done / len(times))

@@ -11,6 +11,7 @@ import sys
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import Any, TypeAlias, final
 
 import numpy as np
@@ -19,7 +20,7 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from lazyscope.errors import InputError
-from lazyscope.flow.base import Progress, Status
+from lazyscope.flow.base import Progress, Status, counted
 from lazyscope.flow.checkpoint import Checkpoint
 from lazyscope.flow.descent import DIVERGED
 from lazyscope.flow.objective import Number
@@ -164,11 +165,12 @@ def train(
         history.setup += time.perf_counter() - before
         del start, found
         status = Status.HORIZON
+        steps = counted((recipe.epochs - epoch) * batches.steps, "training", progress)
         while epoch < recipe.epochs and status is Status.HORIZON:
             step.begin(epoch, recipe.rates(epoch, batches.steps))
             _wait(device)
             before = time.perf_counter()
-            for _ in range(batches.steps):
+            for _ in islice(steps, batches.steps):
                 run()
             mean = float(step.loss) / batches.steps  # waits for the device
             history.seconds += time.perf_counter() - before

@@ -10,9 +10,10 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from lazyscope.flow.base import Progress
+from lazyscope.flow.base import Progress, counted
 from lazyscope.flow.descent import check_lr, check_record
 from lazyscope.flow.margin.base import Predictor, check_signs, log_risk, pressure, tail_of
+from lazyscope.labels import Target
 from lazyscope.loss import Exponential, Loss
 
 Look: TypeAlias = Callable[[Tensor], Mapping[str, Tensor]]
@@ -42,7 +43,7 @@ class MarginPath:
 @torch.no_grad()
 def soft_min_ascent(
     predictor: Predictor,
-    y: Float[Tensor, "*batch n"],
+    y: Target,
     start: Tensor,
     *,
     steps: int,
@@ -59,12 +60,12 @@ def soft_min_ascent(
     """
     tail, marks = tail_of(loss or Exponential()), check_record(record, steps)
     rate = float(check_lr(lr, ()))
-    check_signs(y, start)
+    y = check_signs(y, start)
     w, s, wanted = start.clone(), torch.zeros(start.shape[: y.ndim - 1], dtype=y.dtype, device=y.device), set(marks)
     lift = [1] * (start.ndim - y.ndim + 1)
     columns: list[tuple[Tensor, Tensor, Tensor]] = []
     seen: list[Mapping[str, Tensor]] = []
-    for step in range(marks[-1] + 1):
+    for step in counted(marks[-1] + 1, "ascent of the soft-min", progress):
         length = (s + predictor.norm(w).log()).clamp(min=0)
         w, s = w * (s - length).exp().reshape(*s.shape, *lift), length
         outputs, pull = predictor.linearise(w)

@@ -18,6 +18,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from lazyscope.errors import InputError
+from lazyscope.labels import Target, as_target
 from lazyscope.loss import Exponential, Logistic, Loss
 
 Pull: TypeAlias = Callable[[Tensor], Tensor]
@@ -161,9 +162,11 @@ class BothLayers(Predictor):
         return (0.5 * w.square().sum(-1).mean(-1)).sqrt()
 
 
-def check_signs(y: Tensor, start: Tensor) -> None:
-    """Refuses labels that are no signs, and numbers that are none."""
-    if not bool((y.abs() == 1).all()):
+def check_signs(y: Target, start: Tensor) -> Tensor:
+    """The labels as a floating tensor like `start`; refuses those that are no signs, and numbers that are none."""
+    signs = as_target(y, start)
+    if not bool((signs.abs() == 1).all()):
         raise InputError("Labels are -1 or 1; map them, as with 2 * y - 1.")
     if not bool(start.isfinite().all()):
         raise InputError("The flow starts from, or is given, NaN or infinite values; drop or repair them.")
+    return signs if signs.is_floating_point() else signs.to(start.dtype)

@@ -17,8 +17,9 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from lazyscope.errors import InputError
-from lazyscope.flow.base import Progress
+from lazyscope.flow.base import Progress, counted
 from lazyscope.flow.margin.base import Predictor, check_signs, pressure, relaxed, tail_of
+from lazyscope.labels import Target
 from lazyscope.loss import Exponential, Loss
 
 _MISSED = 0.5
@@ -48,7 +49,7 @@ class MarginFlow:
 @torch.no_grad()
 def margin_flow(
     predictor: Predictor,
-    y: Float[Tensor, "*batch n"],
+    y: Target,
     start: Tensor,
     *,
     loss: Loss | None = None,
@@ -66,7 +67,7 @@ def margin_flow(
     move w by at most `reach` of it: so far is the derivative worth freezing.
     """
     tail = tail_of(loss or Exponential())
-    check_signs(y, start)
+    y = check_signs(y, start)
     if tolerance <= 0 or steps < 1 or not 0 < reach < 1:
         raise InputError(
             f"Cannot come within {tolerance} in {steps} steps that reach {reach} each; pass a positive tolerance, some"
@@ -84,7 +85,7 @@ def margin_flow(
     outputs, pull = predictor.linearise(w)
     seen = y * outputs
     size = predictor.norm(w)
-    for step in range(steps):
+    for step in counted(steps, "margin flow", progress):
         scale = (degree * s).exp()
         p, bend = tail.forces(scale[..., None] * seen)
         # In w̄ = e^{-s}w the pull is e^{(degree-2)s} times as long, and h counts in that unit: a relative step.

@@ -13,7 +13,9 @@ from torch import Tensor
 
 from lazyscope.errors import InputError
 from lazyscope.flow.margin.base import Tail, check_signs, log_risk, pressure, relaxed, tail_of
+from lazyscope.labels import Target
 from lazyscope.loss import Exponential, Loss
+from lazyscope.progress import track
 
 
 @final
@@ -35,7 +37,7 @@ class LinearPath:
 
 def linear_margin_flow(
     x: Float[Tensor, "*batch n d"],
-    y: Float[Tensor, "*batch n"],
+    y: Target,
     *,
     times: Float[Tensor, " T"],
     loss: Loss | None = None,
@@ -46,12 +48,12 @@ def linear_margin_flow(
     w grows like τ and converges in direction, so a few hundred steps of Radau's method reach any τ.
     """
     tail = tail_of(loss or Exponential())
-    check_signs(y, x)
+    y = check_signs(y, x)
     if times.ndim != 1 or not bool((times[1:] > times[:-1]).all()) or not bool((times > 0).all()):
         raise InputError("Times must be positive and increase; sort them.")
     signed = (y[..., None] * x).detach().double().cpu().reshape(-1, *x.shape[-2:])
     ends = np.log1p(times.double().numpy())
-    paths = torch.stack([_stiff(rows, tail, ends, rtol) for rows in signed], dim=1)
+    paths = torch.stack([_stiff(rows, tail, ends, rtol) for rows in track(signed, "margin flow")], dim=1)
     paths = paths.reshape(len(times), *x.shape[:-2], -1)
     later = paths[..., -1]
     return LinearPath(times.double(), later + torch.log(-torch.expm1(-later)), paths[..., :-1])

@@ -1,0 +1,82 @@
+"""Targets of flows as users have them, positions that are ignored, and what is shown on the way."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from tests.flow.test_doors import FLOWS
+from torch import Tensor, nn
+
+from lazyscope import progress
+from lazyscope.errors import InputError
+from lazyscope.flow import gradient_descent, tangent_flow
+from lazyscope.flow.margin import linear_margin_flow
+from lazyscope.loss import CrossEntropy, Square
+
+NAMES = ["descent", "flow", "tangent", "stochastic"]
+
+
+def tagger() -> tuple[nn.Module, Tensor, Tensor]:
+    """Three sequences of four positions with five classes each, padded; of the last one nothing is left."""
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(3, 6), nn.Tanh(), nn.Linear(6, 5)).double()
+    target = torch.tensor([[1, 0, 4, 2], [3, 3, -100, -100], [-100] * 4])
+    return net, torch.randn(3, 4, 3, dtype=torch.float64), target
+
+
+@pytest.mark.parametrize("flow", FLOWS, ids=NAMES)
+def test_targets_may_be_arrays_and_lists(linear: Any, flow: Callable[..., Any]) -> None:
+    expected = flow(linear.model, Square(), linear.x, linear.y).loss
+    for y in (linear.y.numpy(), linear.y.tolist()):
+        torch.testing.assert_close(flow(linear.model, Square(), linear.x, y).loss, expected, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("flow", FLOWS, ids=NAMES)
+def test_sequences_of_classes_with_padding(flow: Callable[..., Any]) -> None:
+    net, x, target = tagger()
+    loss = CrossEntropy(ignore_index=-100)
+    found = flow(net, loss, x, target.numpy())
+    with torch.no_grad():
+        start = F.cross_entropy(net(x).flatten(0, 1), target.flatten(), reduction="sum") / 2
+    torch.testing.assert_close(found.loss[0] if len(found) > 1 else start, start)
+    assert float(found.loss[-1]) < float(start)
+    assert len({tuple(out.shape) for out in found.outputs}) == 1
+
+
+def test_descent_is_that_of_torch() -> None:
+    net, x, target = tagger()
+    found = gradient_descent(net, CrossEntropy(ignore_index=-100), x, target, lr=0.2, steps=10, record=[0, 10])
+    optimiser = torch.optim.SGD(net.parameters(), lr=0.2)
+    for _ in range(10):
+        optimiser.zero_grad()
+        (F.cross_entropy(net(x).flatten(0, 1), target.flatten(), reduction="sum") / 2).backward()
+        optimiser.step()
+    torch.testing.assert_close(found.outputs[-1], net(x).detach(), rtol=1e-10, atol=1e-12)
+
+
+def test_signs_may_be_a_list() -> None:
+    x = torch.tensor([[1.0, 0.5], [-0.3, -1.0], [0.2, 0.9]], dtype=torch.float64)
+    times = torch.tensor([1.0, 10.0])
+    expected = linear_margin_flow(x, torch.tensor([1.0, -1.0, 1.0], dtype=torch.float64), times=times)
+    torch.testing.assert_close(linear_margin_flow(x, [1, -1, 1], times=times).w, expected.w)
+
+
+def test_a_kernel_that_does_not_fit_is_refused_before_it_is_computed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("lazyscope.memory.free_memory", lambda device: 10**9)
+    net = nn.Linear(1, 1).double()
+    x = torch.zeros(10_000, 1, dtype=torch.float64)
+    with pytest.raises(InputError, match=r"takes 0.8 GB and computing it 4.8 GB, .*gradient_descent"):
+        tangent_flow(net, Square(), x, x, times=[1.0])
+
+
+def test_who_is_told_of_the_progress_sees_no_line(linear: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    hushed: list[int] = []
+    gradient_descent(
+        linear.model, Square(), linear.x, linear.y, lr=0.1, steps=3, progress=lambda _: hushed.append(progress._hushed)
+    )
+    assert min(hushed) == 2  # inside `quiet` and inside the bar of the descent
+    assert progress._hushed == 0
