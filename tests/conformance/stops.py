@@ -125,7 +125,7 @@ def _tolist(a: Tensor, b: Tensor) -> Tensor:
 
 
 def _float(a: Tensor, b: Tensor) -> Tensor:
-    return a * float(b.abs().max())
+    return a * float(b.detach().abs().max())
 
 
 moved_numpy, moved_item, moved_tolist, moved_float = map(_stopped, (_numpy, _item, _tolist, _float))

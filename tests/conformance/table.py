@@ -67,7 +67,10 @@ def everywhere(pattern: str, *but: str) -> dict[str, str]:
     return {entry: pattern for entry in ENTRIES if entry not in but}
 
 
-_MOVES = everywhere(r"leaves? torch|\.item\(\)|\.numpy\(\)|\.tolist\(\)|float\(\)|values that move", "Model")
+_COUPLED = "depends on the other samples"
+_MOVES = everywhere(f"moves with the parameters|{_COUPLED}", "Model")
+_NO_KERNEL = dict.fromkeys(("tangent_kernel", "by_layer", "spectrum"), _COUPLED)
+_NO_BATCHES = {**_NO_KERNEL, **dict.fromkeys(("TangentOperator", "relative_scale", "inspect"), _COUPLED)}
 _BACKWARD = everywhere(r"autograd\.Function|backward", "Model")
 
 TABLE: list[Row] = [
@@ -118,11 +121,21 @@ TABLE: list[Row] = [
     Row("Routing", "`bucketize`", routing.bucketize),
     Row("Routing", "Mixture of experts, `topk` and `gather`", routing.experts_dense),
     Row("Routing", "Mixture of experts, dispatched", routing.experts_dispatched),
-    Row("Samples that depend on each other", "`y - y.mean(0)`", coupled.centred),
-    Row("Samples that depend on each other", "`y - y.mean(0)`, n above the batch", coupled.centred_many),
-    Row("Samples that depend on each other", "Coupling that is zero at w₀", coupled.gated),
-    Row("Samples that depend on each other", "Coupling that is zero at w₀, n above the batch", coupled.gated_many),
-    Row("Samples that depend on each other", "Batch statistics", coupled.batch_norm),
+    Row("Samples that depend on each other", "`y - y.mean(0)`", coupled.centred, refused=_NO_KERNEL),
+    Row(
+        "Samples that depend on each other",
+        "`y - y.mean(0)`, n above the batch",
+        coupled.centred_many,
+        refused=_NO_BATCHES,
+    ),
+    Row("Samples that depend on each other", "Coupling that is zero at w₀", coupled.gated, refused=_NO_KERNEL),
+    Row(
+        "Samples that depend on each other",
+        "Coupling that is zero at w₀, n above the batch",
+        coupled.gated_many,
+        refused=_NO_BATCHES,
+    ),
+    Row("Samples that depend on each other", "Batch statistics", coupled.batch_norm, refused=_NO_KERNEL),
     Row("Samples that depend on each other", "Graph network, edges in a buffer", coupled.graph_buffer),
     Row("Samples that depend on each other", "Graph network, edges as input", coupled.graph_input),
     Row("Samples that depend on each other", "Graph network, sparse adjacency", coupled.sparse_adjacency),
@@ -141,7 +154,7 @@ TABLE: list[Row] = [
     Row("Values that leave torch", "`float()` of a value that moves", stops.moved_float, refused=_MOVES),
     Row("Values that leave torch", "`.numpy()` of an input", stops.input_numpy),
     Row("Values that leave torch", "`.tolist()` of an input", stops.input_tolist),
-    Row("Values that leave torch", "`.item()` of an input", stops.input_item),
+    Row("Values that leave torch", "`.item()` of an input", stops.input_item, refused=_NO_KERNEL),
     Row("Equations in the forward", "torchdiffeq `rk4`, fixed step", equations.ode_fixed),
     Row(
         "Equations in the forward",
