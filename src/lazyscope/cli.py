@@ -40,6 +40,7 @@ from lazyscope.lab.provenance import choose_device
 from lazyscope.lab.report import refresh, write_report
 from lazyscope.lab.run import run_all
 from lazyscope.lab.store import Store
+from lazyscope.progress import quiet
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
 console = Console()
@@ -141,7 +142,7 @@ def inspect_model(
     loss: Annotated[Losses, typer.Option(help="auto: cross-entropy for classes, square for numbers.")] = Losses.auto,
     alpha: Annotated[list[float] | None, typer.Option(help="Scales to train beside α = 1 (10 and 100).")] = None,
     seconds: Annotated[float, typer.Option(help="About how long it may take.")] = 120,
-    memory: Annotated[float, typer.Option(help="GiB that it may use, about.")] = 2,
+    memory: Annotated[str, typer.Option(help="About how much it may use, as 2GB or 512MB (a number: GiB).")] = "2GiB",
     points: Annotated[int | None, typer.Option(help="Points to draw; found to fit, unless given.")] = None,
     steps: Annotated[int | None, typer.Option(help="Training steps; found to fit, unless given.")] = None,
     evaluation: Annotated[bool, typer.Option("--eval", help="Call net.eval() first: batch-norm, dropout.")] = False,
@@ -169,7 +170,7 @@ def inspect_model(
             LOSSES[loss] or own,
             alphas=(1.0, *(alpha or (10.0, 100.0))),
             seconds=seconds,
-            memory=int(memory * 2**30),
+            memory=_memory(memory),
             points=points,
             steps=steps,
             seed=seed,
@@ -190,6 +191,15 @@ def explore(
     """A page in the browser where you turn a network lazy under your fingers."""
     # By its name: doors do not import each other, and the page needs packages that other commands do not.
     import_module("lazyscope.app.serve").serve(host, port, browser)
+
+
+def _memory(text: str) -> str:
+    """An amount with a unit: GiB where none is given."""
+    try:
+        float(text)
+    except ValueError:
+        return text
+    return f"{text}GiB"
 
 
 @contextmanager
@@ -218,7 +228,7 @@ def _run_all(
         TextColumn("left"),
         TimeRemainingColumn(),
     )
-    with Progress(*columns, console=console) as bars:
+    with quiet(), Progress(*columns, console=console) as bars:
         known = {experiment.name: bars.add_task(experiment.name, total=None, start=False) for experiment in chosen}
         advance = partial(_advance, bars, known)
         ended = run_all(chosen, scale, store, device=device, executor=executor, progress=advance)

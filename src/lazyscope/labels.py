@@ -162,8 +162,8 @@ class Classes(Labels):
         if self.ignore_index is None:
             return encoded
         present = encoded.flatten(encoded.ndim - ndim + 1).ne(0).any(-1)
-        factor = present.shape[-1] / present.sum(-1, keepdim=True).clamp(min=1)
-        return encoded * factor.to(encoded.dtype).reshape(*factor.shape, *[1] * (ndim - 1))
+        factor = present.shape[-1] / present.sum(-1, keepdim=True).clamp(min=1).to(encoded.dtype)
+        return encoded * factor.reshape(*factor.shape, *[1] * (ndim - 1))
 
     def counted(self, encoded: Tensor) -> Tensor | None:
         """All but the ignored."""

@@ -235,10 +235,13 @@ def test_refusals_name_the_remedy() -> None:
     cases: list[tuple[Callable[[], object], str]] = [
         (lambda: inspect(net, x, y[:5]), "as many of each"),
         (lambda: inspect(net, x, y, nn.MSELoss()), "lazyscope.loss.Square"),
-        (lambda: inspect(net, x, y.numpy()), "torch.as_tensor"),
+        (lambda: inspect(net, x, ["a"] * N), "not numbers"),
+        (lambda: inspect(net, x, 3.0), "one for each sample"),
+        (lambda: inspect(net, x, torch.tensor([0, -100] * (N // 2))), "CrossEntropy.ignore_index=-100"),
         (lambda: inspect(net, x, y, alphas=(0.0,)), "positive"),
         (lambda: inspect(net, x, y, seconds=0), "seconds=60"),
-        (lambda: inspect(net, x, y, memory=10), "memory=2"),
+        (lambda: inspect(net, x, y, memory=10), 'memory="2GB"'),
+        (lambda: inspect(net, x, y, memory="plenty"), 'memory="2GB"'),
         (lambda: inspect(net, x, y, points=1), "at least 2"),
         (lambda: inspect(net, x, torch.full((N,), 3), Square()), "relabel"),
         (lambda: inspect(net, x * math.nan, y), "NaN"),
@@ -248,3 +251,38 @@ def test_refusals_name_the_remedy() -> None:
             call()
     with pytest.raises(ModelError, match="Model\\(f, params\\)"):
         inspect(lambda x: x, x, y)
+
+
+def tagger() -> tuple[nn.Module, Tensor, Tensor]:
+    """Twelve sequences of three positions with four classes each, padded; of the last one nothing is left."""
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(4, 6), nn.Tanh(), nn.Linear(6, 4)).double()
+    target = torch.randint(0, 4, (12, 3))
+    target[3:, 2], target[6:, 1], target[11] = -100, -100, -100
+    return net, torch.randn(12, 3, 4, dtype=torch.float64), target
+
+
+def test_padded_sequences_are_as_their_positions_alone() -> None:
+    """A net that takes positions one by one: its report on padded sequences is that on the positions that count."""
+    net, x, target = tagger()
+    loss = CrossEntropy(ignore_index=-100)
+    found = inspect(net, x, target.numpy(), loss, alphas=(10.0,), steps=8, seconds=10, memory="1GB")
+    kept = target != -100
+    assert any(f"{int((~kept).sum())} of the 36 targets are ignored" in note for note in found.notes)
+    alone = ls.relative_scale(net, x[kept], target[kept])
+    root = math.sqrt(int(kept.sum()) / 11)  # per sequence instead of per position
+    assert found.scale.relative.residual == pytest.approx(root * alone.residual, rel=1e-6)
+    assert found.scale.relative.jacobian_norm == pytest.approx(root * alone.jacobian_norm, rel=1e-6)
+    beside = inspect(net, x[kept], target[kept], alphas=(10.0,), steps=8, seconds=10)
+    assert found.scale.kappa == pytest.approx(beside.scale.kappa, rel=1e-3)  # the same search, from the same starts
+    assert found.courses[0].loss[0] == pytest.approx(root**2 * beside.courses[0].loss[0], rel=1e-9)
+    with_torch = found.limits.start * found.limits.torch_factor
+    assert with_torch == pytest.approx(beside.limits.start * beside.limits.torch_factor, rel=1e-3)
+
+
+def test_targets_may_be_arrays() -> None:
+    x, y = data()
+    found = inspect(net_of(), x, y.tolist(), Square(), alphas=(1,), steps=2, seconds=3)
+    assert found.scale.relative.residual == pytest.approx(
+        inspect(net_of(), x, y, Square(), alphas=(1,), steps=2, seconds=3).scale.relative.residual, rel=1e-12
+    )

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from lazyscope._typing import Inputs
 from lazyscope.errors import InputError
+from lazyscope.linalg.eigen import COPIES
 from lazyscope.model.base import flatten, unflatten
 
 OUTPUTS = {"cpu": 2000, "cuda": 6000}
@@ -44,14 +45,14 @@ class Budget:
         if not 0 < self.seconds < math.inf:
             raise InputError(f"The budget is {self.seconds} seconds; pass a positive number, such as seconds=60.")
         if self.memory < 1 << 24:
-            raise InputError(f"The budget is {self.memory} bytes; pass at least 16 MiB, such as memory=2**30.")
+            raise InputError(f'The budget is {self.memory} bytes; pass at least 16 MiB, such as memory="2GB".')
         for name, value in (("points", self.points), ("steps", self.steps)):
             if value is not None and value < 2:
                 raise InputError(f"The budget has {name}={value}; pass at least 2, or leave it to be found.")
 
     def held(self, device: torch.device) -> int:
-        """N up to which the kernel and its eigenvectors, in float64 and three at a time, are held and diagonalised."""
-        return min(math.isqrt(self.memory // 24), HELD.get(device.type, HELD["cpu"]))
+        """N up to which the kernel is held and diagonalised, with the copies in float64 that this takes."""
+        return min(math.isqrt(self.memory // (8 * (1 + COPIES))), HELD.get(device.type, HELD["cpu"]))
 
     def size(self, n: int, k: int, device: torch.device) -> int:
         """How many of the n points to take, each with k outputs."""

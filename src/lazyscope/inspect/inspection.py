@@ -23,7 +23,9 @@ from lazyscope.inspect.training import Course, Plan, Tangents, plan, tangents, t
 from lazyscope.inspect.verdict import judge
 from lazyscope.lab.provenance import place, provenance
 from lazyscope.linalg.threads import threads_for
+from lazyscope.memory import Memory, parse_memory
 from lazyscope.model.increment import FallbackWarning
+from lazyscope.progress import Bar, quiet
 from lazyscope.theory.relative_scale import KinkWarning
 
 ALPHAS = (1.0, 10.0, 100.0)
@@ -44,7 +46,7 @@ def inspect(
     *,
     alphas: Sequence[float | int] = ALPHAS,
     seconds: float | int = 120,
-    memory: int = 2 << 30,
+    memory: Memory = 2 << 30,
     points: int | None = None,
     steps: int | None = None,
     seed: int = 0,
@@ -52,13 +54,32 @@ def inspect(
 ) -> Report:
     """Is this model lazy on these data, why, and what would change it?
 
-    `net` is a module or a `Model`, `y` a tensor of numbers or classes, `loss` one of `lazyscope.loss`; without one,
-    integer targets are classes under cross-entropy and other targets go with the square loss. It takes about `seconds`
-    and `memory` bytes: as many of the points as that bears are drawn by `seed`, unless `points` says how many, and
-    trained as many `steps`, unless given. What was left out is in the report's notes. The model is trained as it is
-    (α = 1 is always among `alphas`) and as h(w₀) + α(h(w) - h(w₀)), by full-batch gradient descent with a quarter of
-    the largest stable step, beside its tangent model. Inputs and targets are moved to the module's device; the module
-    itself is not touched.
+    The model is trained as it is (α = 1 is always among `alphas`) and as h(w₀) + α(h(w) - h(w₀)), by full-batch
+    gradient descent with a quarter of the largest stable step, beside its tangent model. What was left out to keep
+    within the time and the memory is in the report's notes. Inputs and targets are moved to the module's device; the
+    module itself is not touched.
+
+    Args:
+        net: A module or a `Model`.
+        x: Inputs of the samples.
+        y: Their targets, numbers or classes: a tensor, array or nested list. Classes are integers without the last
+            dimension of the outputs, (n,) for outputs (n, k) and (n, T) for (n, T, V).
+        loss: One of `lazyscope.loss`, with `CrossEntropy(ignore_index=-100)` where positions are padded. Without one,
+            integer targets are classes under cross-entropy and other targets go with the square loss.
+        alphas: The scales at which it is trained beside α = 1.
+        seconds: About how long it may take.
+        memory: About how much memory it may use, in bytes or as "2GB".
+        points: How many of the samples to draw; as many as time and memory bear unless given.
+        steps: How many steps to train; as many as the time bears unless given.
+        seed: Of the samples drawn and of all searches.
+        progress: Told what is done and the share of the whole, from 0 to 1; a line on the terminal says so otherwise.
+
+    Returns:
+        The report: numbers, curves and a verdict.
+
+    Raises:
+        InputError: If data, targets or numbers are not as said.
+        ModelError: If the model cannot be studied as it is.
 
     >>> import torch
     >>> from torch import nn
@@ -68,11 +89,11 @@ def inspect(
     >>> report.n, report.verdict.word in ("lazy", "in between", "feature learning")
     (20, True)
     """
-    budget = Budget(seconds, memory, points, steps)
+    budget = Budget(seconds, parse_memory(memory) or 0, points, steps)
     scales = _scales(alphas)
-    stages = Stages(Clock(seconds), progress)
     notes: list[str] = []
-    with _noted(notes):
+    with _noted(notes), _shown(progress) as told:
+        stages = Stages(Clock(seconds), told)
         report = _inspected(net, x, y, loss, scales, budget, seed, stages, notes)
     return replace(report, notes=tuple(dict.fromkeys(notes)))
 
@@ -176,7 +197,7 @@ class Stages:
     """The parts of an inspection, each with its share of the planned time."""
 
     clock: Clock
-    progress: Progress | None
+    progress: Progress
     name: str = ""
     done: float = 0.0
     share: float = 0.0
@@ -190,8 +211,7 @@ class Stages:
 
     def within(self, fraction: float) -> None:
         """So far into the part."""
-        if self.progress is not None:
-            self.progress(self.name, min(1.0, self.done + self.share * fraction))
+        self.progress(self.name, min(1.0, self.done + self.share * fraction))
 
 
 def _scales(alphas: Sequence[float | int]) -> list[float]:
@@ -200,6 +220,22 @@ def _scales(alphas: Sequence[float | int]) -> list[float]:
     if not all(0 < alpha < math.inf for alpha in scales):
         raise InputError(f"The scales are {tuple(alphas)}; pass positive, finite numbers (α = ∞ is always measured).")
     return [1.0, *sorted({alpha for alpha in scales if alpha != 1})]
+
+
+@contextmanager
+def _shown(progress: Progress | None) -> Iterator[Progress]:
+    """What is told of the progress: the caller, who shows it in his own way, or a line on the terminal."""
+    if progress is not None:
+        with quiet():
+            yield progress
+        return
+    with Bar("inspect", total=1.0) as bar:
+
+        def tell(name: str, done: float) -> None:
+            bar.title = f"inspect: {name}"
+            bar.reach(done)
+
+        yield tell
 
 
 @contextmanager

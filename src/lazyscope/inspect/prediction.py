@@ -128,5 +128,6 @@ def _torch(loss: Loss, subject: Subject) -> tuple[str, float]:
     if isinstance(loss, Square):
         return "nn.MSELoss()", subject.k / 2
     if isinstance(loss, CrossEntropy):
-        return "nn.CrossEntropyLoss()", float(subject.k // subject.start.shape[-1])
+        positions = int(subject.kept.sum()) // subject.start.shape[-1]  # over which torch takes its mean
+        return "nn.CrossEntropyLoss()", positions / subject.counted(subject.n)
     return "a mean over all outputs", float(subject.k)

@@ -16,8 +16,10 @@ from lazyscope.inspect.reading import Reading, percent, short
 from lazyscope.inspect.subject import Subject
 from lazyscope.inspect.tangent import Tangent
 from lazyscope.linalg.bilinear import Bilinear, bilinear_norm
+from lazyscope.linalg.eigen import operator_norm
+from lazyscope.linalg.mask import KeptRows, KeptValues
 from lazyscope.loss import Square
-from lazyscope.model.jacobian import SecondDerivative
+from lazyscope.model.jacobian import JacobianOperator, SecondDerivative
 from lazyscope.theory.relative_scale import RelativeScale
 
 LAZY = 0.1
@@ -150,15 +152,20 @@ def scale_of(subject: Subject, tangent: Tangent, clock: Clock, seed: int, notes:
     starts = FEW if once * STARTS * ITERATIONS > share else STARTS
     iterations = max(6, min(300, int(share / (once * starts))))
     compact = form.compact() if isinstance(form, SecondDerivative) else form
+    kept, top = subject.kept, tangent.top
+    if not bool(kept.all()):
+        compact = KeptValues(compact, kept[:points].flatten())
+        rows = KeptRows(JacobianOperator(subject.model, subject.x, batch=512), kept.flatten())
+        top = operator_norm(rows, seed=seed) ** 2 / subject.counted(subject.n)
     search = bilinear_norm(compact, starts=starts, tolerance=TOLERANCE, iterations=iterations, seed=seed)
-    outputs, target = subject.start.double(), subject.risk.target.double()
-    root = math.sqrt(subject.n)
+    outputs, target = (subject.start * kept).double(), subject.target.double()
+    root = math.sqrt(subject.counted(subject.n))
     relative = RelativeScale(
         initial=float(outputs.norm()) / root,
         target=float(target.norm()) / root,
         overlap=float((outputs * target).sum()) / root**2,
-        jacobian_norm=math.sqrt(tangent.top),
-        hessian_norm=search.value / math.sqrt(points),
+        jacobian_norm=math.sqrt(top),
+        hessian_norm=search.value / math.sqrt(subject.counted(points)),
         search=search,
     )
     return Scale(relative, points, subject.n, isinstance(subject.loss, Square))

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from lazyscope._typing import Inputs, Params
 from lazyscope.errors import InputError, ModelError
 from lazyscope.inspect.budget import Budget, draw, first
+from lazyscope.labels import as_target, check_classes
 from lazyscope.loss import CrossEntropy, Loss, Risk, Square
 from lazyscope.model.base import Model, check_inputs, flatten, unflatten
 from lazyscope.model.coordinates import Alpha, Coordinates, Studied, check_alpha
@@ -52,6 +53,21 @@ class Subject:
         """Where it computes."""
         return self.start.device
 
+    @property
+    def target(self) -> Tensor:
+        """y* in the shape of the outputs: classes as one-hot rows, and 0 where the loss ignores them."""
+        return self.loss.labels.encode(self.y, self.start.shape[-1]).to(self.start)
+
+    @property
+    def kept(self) -> Tensor:
+        """Which outputs count, in their shape: all but those whose targets the loss ignores."""
+        counted = self.risk.counted
+        return torch.ones_like(self.start, dtype=torch.bool) if counted is None else counted
+
+    def counted(self, points: int) -> int:
+        """How many of the first points have a target that is not ignored; at least 1."""
+        return max(1, int(self.kept[:points].flatten(1).any(1).sum())) if self.start.ndim > 1 else points
+
     def anchored(self, kernel: Tensor | None = None) -> Anchored:
         """The family of y_α on these points, with the tangent kernel where it is known."""
         return Anchored(self.model, self.start, kernel)
@@ -72,11 +88,12 @@ def subject(net: Any, x: Inputs, y: Any, loss: Any, budget: Budget, seed: int) -
             f"The loss is a {type(loss).__name__}, whose constants are not known; pass lazyscope.loss.Square(),"
             " CrossEntropy() or another of lazyscope.loss."
         )
-    if not isinstance(y, Tensor):
-        raise InputError("The targets must be a tensor; convert arrays with torch.as_tensor.")
     model = net if isinstance(net, Model) else Model(net)
-    device = next(iter(model.params.values())).device
+    weights = next(iter(model.params.values()))
+    device, y = weights.device, as_target(y, weights)
     keys, leaves = flatten(x)
+    if not y.ndim:
+        raise InputError("The targets are one number; pass one for each sample.")
     if not all(leaf.ndim and len(leaf) == len(y) for leaf in leaves) or not len(y):
         counts = [len(leaf) if leaf.ndim else 0 for leaf in leaves]
         raise InputError(f"There are {counts} inputs for {len(y)} targets; pass as many of each, at least one.")
@@ -100,7 +117,7 @@ def subject(net: Any, x: Inputs, y: Any, loss: Any, budget: Budget, seed: int) -
     other.outputs(other.zeros())  # what cannot be followed is refused here, before anything is measured
     loss, y, words = _loss(loss, y, start)
     risk = loss.risk(start, y, 0)
-    notes = [*words, *_batch_norms(net), *([_KINKED] if kinked else [])]
+    notes = [*words, *_ignored(risk), *_batch_norms(net), *([_KINKED] if kinked else [])]
     return Subject(
         model, net if isinstance(net, nn.Module) else None, loss, x, y, risk, start, -risk.gradient(start), given,
         tuple(notes),
@@ -121,11 +138,21 @@ def _loss(loss: Loss | None, y: Tensor, start: Tensor) -> tuple[Loss, Tensor, li
         loss = CrossEntropy() if classes else Square()
         words.append(f"No loss was named; the targets are {'classes' if classes else 'numbers'}: {_name(loss)}.")
     if isinstance(loss, Square) and classes:
-        if bool(((y < 0) | (y >= start.shape[-1])).any()):
-            raise InputError(f"Class indices must lie in 0 … {start.shape[-1] - 1}; relabel them or widen the model.")
+        check_classes(y, start.shape[-1])
         y = F.one_hot(y.long(), start.shape[-1]).to(start)
         words.append("The square loss compares the outputs with one-hot rows of the classes.")
     return loss, y, words
+
+
+def _ignored(risk: Risk) -> list[str]:
+    """A word where targets are ignored."""
+    if risk.counted is None:
+        return []
+    kept = risk.counted[..., 0]
+    return [
+        f"{int((~kept).sum())} of the {kept.numel()} targets are ignored: they enter neither the loss nor κ, nor the"
+        " distance from the tangent model. The spectrum and the drifts are those of all outputs."
+    ]
 
 
 def _name(loss: Loss) -> str:

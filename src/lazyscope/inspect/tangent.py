@@ -112,7 +112,7 @@ def kernel_of(subject: Subject, budget: Budget, notes: list[str]) -> Kernel:
 
 def tangent_of(subject: Subject, kernel: Kernel, clock: Clock) -> Tangent:
     """The spectrum of the subject's kernel."""
-    target, push, n = subject.risk.target.flatten(), subject.push.flatten(), subject.n
+    target, push, n = subject.target.flatten(), subject.push.flatten(), subject.n
     found = _free(subject, kernel, push, clock) if kernel.matrix is None else _dense(kernel.matrix, push, target, n)
     if not found.top > 0:
         raise ModelError("Dh(w₀) = 0: no output moves with the weights, and there is no tangent; start elsewhere.")

@@ -190,10 +190,12 @@ def train(
     ended = str(path.status)
     if not drifts:  # diverged before the first moment
         drifts.append(Drift(0, math.inf, math.inf, None, None))
+    kept = subject.kept
     straight = beside.at(len(marks)).to(path.outputs.device)
-    gaps = (path.outputs.double() - straight).flatten(1).norm(dim=1)
-    travel = max(float((way.double() - subject.start).flatten(1).norm(dim=1).max()) for way in (path.outputs, straight))
-    residual = float((subject.start - subject.risk.target).double().norm())
+    gaps = (kept * (path.outputs.double() - straight)).flatten(1).norm(dim=1)
+    ways = (kept * (way.double() - subject.start) for way in (path.outputs, straight))
+    travel = max(float(way.flatten(1).norm(dim=1).max()) for way in ways)
+    residual = float((kept * (subject.start - subject.target)).double().norm())
     size = math.sqrt(sum(float(w.double().square().sum()) for w in subject.model.params.values()))
     return Course(
         alpha=alpha,
