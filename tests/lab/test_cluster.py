@@ -3,15 +3,24 @@
 from __future__ import annotations
 
 import dataclasses
+import http.client
 import importlib
+import json
 import math
 import os
+import signal
 import site
+import socket
+import stat
+import subprocess
 import sys
-import urllib.request
+import time
 from collections.abc import Iterator
+from contextlib import suppress
+from functools import partial
 from pathlib import Path
 
+import psutil  # type: ignore[import-untyped]
 import pytest
 import torch
 from hypothesis import given, settings
@@ -19,7 +28,8 @@ from hypothesis import strategies as st
 
 from lazyscope.errors import ExperimentError, LazyscopeError
 from lazyscope.lab import Experiment, Params
-from lazyscope.lab.cluster import Cluster, _environment, fitted, local_cluster
+from lazyscope.lab import cluster as lab
+from lazyscope.lab.cluster import Cluster, _environment, cluster_at, fitted, local_cluster
 from lazyscope.lab.crew import ClusterNote
 from lazyscope.lab.executor import Task
 from lazyscope.lab.run import records, run
@@ -116,7 +126,7 @@ def test_a_worker_that_holds_old_code_gets_no_work(
     (tmp_path / "edited.py").write_text(text.replace("x**2", "x**3"))
     with (
         pytest.warns(ClusterNote, match="go on without it"),
-        pytest.raises(LazyscopeError, match=r"edited\.py has changed since worker tcp://.* was started.*; restart it"),
+        pytest.raises(LazyscopeError, match=r"edited\.py has changed since worker tls://.* was started.*; restart it"),
     ):
         run(experiment, "quick", Store(tmp_path), device=CPU, executor=cluster)
 
@@ -141,17 +151,146 @@ def test_figures_are_drawn_on_workers_and_here_where_theirs_may_differ(
     assert second == first, "by the code that this process has loaded"
 
 
-def test_the_dashboard_answers(cluster: Cluster) -> None:
-    assert cluster.link.startswith("http://127.0.0.1:")
-    with urllib.request.urlopen(cluster.link) as page:
-        assert page.status == 200
+# ── nobody else gets in ───────────────────────────────────────────────────────────────────────────────────────────
+def ports() -> list[int]:
+    """Where this process and its workers listen."""
+    family = [psutil.Process(), *psutil.Process().children(recursive=True)]
+    return [end.laddr.port for one in family for end in one.net_connections() if end.status == "LISTEN"]
+
+
+def test_nothing_listens_beyond_loopback_and_nothing_is_shown(cluster: Cluster) -> None:
+    assert cluster.link is None
+    assert cluster.client.scheduler_info()["address"].startswith("tls://127.0.0.1:")
+    for one in [psutil.Process(), *psutil.Process().children(recursive=True)]:
+        assert {end.laddr.ip for end in one.net_connections() if end.status == "LISTEN"} <= {"127.0.0.1"}
+    shown: list[int] = []
+    for port in ports():
+        for path in ("", "status", "health", "info/main/workers.html", "metrics", "json/counts.json"):
+            line = http.client.HTTPConnection("127.0.0.1", port, timeout=5)
+            with suppress(OSError, http.client.HTTPException):  # that speaks TLS, and not a word of HTTP
+                line.request("GET", f"/{path}")
+                shown.append(line.getresponse().status)
+            line.close()
+    assert set(shown) == {404}
+    folders = cluster.client.run(lambda dask_worker: dask_worker.local_directory)
+    for folder in folders.values():
+        assert stat.S_IMODE(os.stat(Path(folder).parents[1]).st_mode) == 0o700, "of this user alone"
+
+
+INTRUDER = """
+import asyncio, encodings.idna, json, os, sys
+import distributed, distributed.comm.tcp  # what others may not be able to read is loaded before
+from distributed.core import rpc
+keys = distributed.Security.temporary()
+os.setgroups([]); os.setgid(65534); os.setuid(65534)
+
+async def attack(address, security):
+    try:
+        async with asyncio.timeout(2), rpc(address, connection_args=security.get_connection_args("client")) as remote:
+            return str(await remote.identity())
+    except Exception as error:
+        return "refused: " + repr(error)
+
+async def main():
+    attacks = [(kind + "://127.0.0.1:" + port, keys if kind == "tls" else distributed.Security())
+               for port in sys.argv[1:] for kind in ("tcp", "tls")]
+    print(json.dumps(await asyncio.gather(*(attack(*one) for one in attacks))))
+
+asyncio.run(main())
+"""
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="becomes another user")
+def test_another_user_cannot_use_the_workers(cluster: Cluster) -> None:
+    """Of the scheduler and of a worker anybody on the machine could have code run, as their owner."""
+    addresses = [cluster.client.scheduler_info()["address"], *cluster.client.nthreads()]
+    assert {int(address.rpartition(":")[2]) for address in addresses} <= set(ports())
+    command = [sys.executable, "-c", INTRUDER, *(str(port) for port in ports())]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    answers = json.loads(done.stdout)
+    assert len(answers) == 2 * len(ports())
+    assert all(answer.startswith("refused: ") for answer in answers), answers
+
+
+# ── addresses, and interrupts ─────────────────────────────────────────────────────────────────────────────────────
+@pytest.mark.parametrize(
+    "address", ["garbage", "tcp://garbage", "tcp://nowhere.invalid:8786", "tcp://127.0.0.1:0", "http://127.0.0.1:8786"]
+)
+def test_an_address_without_a_scheduler_is_refused_at_once(address: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert lab._KNOCK <= 5
+    monkeypatch.setattr(lab, "_KNOCK", 1.0)
+    start = time.monotonic()
+    with (
+        pytest.raises(LazyscopeError, match=r"No Dask scheduler answers at .* start one with `dask scheduler`") as told,
+        cluster_at(address),
+    ):
+        pass
+    assert "\n" not in str(told.value)
+    assert time.monotonic() - start < 3
+
+
+def test_a_port_that_is_not_a_schedulers_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lab, "_KNOCK", 0.5)
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        address = f"tcp://127.0.0.1:{other.getsockname()[1]}"
+        with pytest.raises(LazyscopeError, match="No Dask scheduler answers at"), cluster_at(address):
+            pass
+    with pytest.raises(LazyscopeError, match="Timed out trying to connect"), cluster_at(address):
+        pass
+
+
+START = """
+import sys, time
+from lazyscope.lab.cluster import local_cluster
+
+if __name__ == "__main__":
+    try:
+        with local_cluster(2):
+            print("up", flush=True)
+            time.sleep(60)
+    except KeyboardInterrupt:
+        print("stopped", flush=True)
+"""
+
+
+def test_an_interrupt_while_workers_start_is_honoured(tmp_path: Path) -> None:
+    (tmp_path / "start.py").write_text(START)
+    listen = partial(signal.signal, signal.SIGINT, signal.SIG_DFL)  # a shell's background jobs ignore it
+    with subprocess.Popen(
+        [sys.executable, tmp_path / "start.py"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+        preexec_fn=listen,
+    ) as run:
+        assert run.stdout is not None
+        assert run.stderr is not None
+        workers = wait_for_workers(psutil.Process(run.pid))
+        os.killpg(run.pid, signal.SIGINT)  # a terminal tells all of them
+        start = time.monotonic()
+        assert run.stdout.readline() == "stopped\n"
+        assert time.monotonic() - start < 2
+        assert psutil.wait_procs(workers, timeout=2)[1] == []
+        assert run.wait(20) == 0
+        assert run.stderr.read() == ""
+
+
+def wait_for_workers(process: psutil.Process) -> list[psutil.Process]:
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline:
+        found = [one for one in process.children(recursive=True) if "spawn_main" in " ".join(one.cmdline())]
+        if len(found) == 2:
+            return found
+        time.sleep(0.02)
+    raise AssertionError("no worker was started")
 
 
 def test_devices(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
     assert cluster.device("cpu") == CPU
     if not torch.cuda.is_available():
         assert cluster.device("auto") == CPU
-        with pytest.raises(LazyscopeError, match=r"Worker tcp://.* sees no CUDA device; .* --device cpu"):
+        with pytest.raises(LazyscopeError, match=r"Worker tls://.* sees no CUDA device; .* --device cpu"):
             cluster.device("cuda")
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3,5")
