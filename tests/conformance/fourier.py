@@ -92,29 +92,41 @@ def magnitude() -> Subject:
 
 
 class ComplexLayer(nn.Module):
-    """Its weight is complex, as is its output."""
+    """|Wx| with a complex weight W, held as such or as the pair of its real and imaginary parts."""
 
-    def __init__(self, complex_weight: bool) -> None:
+    def __init__(self, pair: Tensor, held: bool) -> None:
         super().__init__()
-        dtype = torch.complex128 if complex_weight else torch.float64
-        self.weight = nn.Parameter(torch.randn(2, 3, dtype=dtype))
-        self.complex_weight = complex_weight
+        self.weight = nn.Parameter(torch.view_as_complex(pair) if held else pair)
 
     def forward(self, x: Tensor) -> Tensor:
-        z = x.to(self.weight.dtype) @ self.weight.T
-        return z.abs() if self.complex_weight else torch.fft.fft(torch.tanh(z))
+        weight = self.weight if self.weight.is_complex() else torch.complex(*self.weight.unbind(-1))
+        out: Tensor = (x.to(weight.dtype) @ weight.T).abs()
+        return out
+
+
+class Spectrum(nn.Module):
+    """A complex output."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.mix = nn.Linear(3, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = torch.fft.fft(torch.tanh(self.mix(x)))
+        return out
 
 
 def complex_parameters() -> Subject:
-    """A parameter of dtype complex128."""
-    return Subject(ComplexLayer(True), points())
+    """A parameter of dtype complex128: what moves are its real and its imaginary part."""
+    pair = torch.randn(2, 3, 2, dtype=torch.float64)
+    return Subject(ComplexLayer(pair.clone(), True), points(), plain=ComplexLayer(pair, False))
 
 
 def complex_output() -> Subject:
     """An output of dtype complex128."""
-    return Subject(ComplexLayer(False), points())
+    return Subject(module(Spectrum()), points())
 
 
 def complex_output_chosen() -> Subject:
     """The same with `output=torch.view_as_real`."""
-    return Subject(ComplexLayer(False), points(), output=torch.view_as_real)
+    return Subject(module(Spectrum()), points(), output=torch.view_as_real)

@@ -162,7 +162,7 @@ def write_column(h: Tensor, g: Tensor, W: Tensor, b: Tensor) -> Tensor:
 def write_view(h: Tensor, g: Tensor, W: Tensor, b: Tensor) -> Tensor:
     c = h * 1.5
     part = c[:, 1:3]
-    part.tanh_()
+    part.sin_()
     c += g
     return c
 

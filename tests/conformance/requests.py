@@ -16,9 +16,11 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from tests.conformance.entries import Wrong
+from tests.conformance import coupled
+from tests.conformance.entries import Wrong, tiled
 from tests.conformance.ordinary import points
 from tests.conformance.situations import same, seeded, shift
+from tests.conformance.subject import Plain
 from torch import Tensor, nn
 
 import lazyscope as ls
@@ -65,6 +67,17 @@ def across_processes() -> None:
 
 
 # ── what is asked ──────────────────────────────────────────────────────────────────────────────────────────────────
+def whole_batch() -> None:
+    """The kernel of samples that depend on each other, on request."""
+    for make in (coupled.centred, coupled.gated, coupled.batch_norm, coupled.centred_many):
+        plain, subject = Plain(make), make()
+        assert isinstance(subject.net, nn.Module)
+        subject.net.load_state_dict(plain.start)
+        n, k = len(plain.initial), plain.initial.numel() // len(plain.initial)
+        found = ls.tangent_kernel(subject.net, subject.x, together=True)
+        same("kernel", found, tiled(plain.kernel, (n, k)))
+
+
 def _vocabulary() -> tuple[nn.Module, Tensor]:
     return nn.Linear(2, 50_257), torch.ones(64, 2)
 

@@ -128,7 +128,7 @@ def _train(net: nn.Module, loss_of: Callable[[Tensor], Tensor], x: Tensor) -> fl
         optimiser.zero_grad()
         loss_of(net(x)).backward()
         optimiser.step()
-    return float(loss_of(net(x)))
+    return float(loss_of(net(x)).detach())
 
 
 def _experts(kind: type[nn.Module]) -> None:
@@ -144,7 +144,7 @@ def _experts(kind: type[nn.Module]) -> None:
     expected = _train(nets[1], lambda out: F.mse_loss(out, y), x)
     same("last loss", found, expected, 1e-4)
     nets[0].load_state_dict(lazy.weights(), strict=False)
-    same("loss of weights() in the plain net", float(F.mse_loss(nets[0](x), y)), found, 1e-5)
+    same("loss of weights() in the plain net", float(F.mse_loss(nets[0](x), y).detach()), found, 1e-5)
 
 
 def experts_train_as_plain() -> None:

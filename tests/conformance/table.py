@@ -102,7 +102,7 @@ TABLE: list[Row] = [
     Row("Complex numbers", "Fourier neural operator", fourier.neural_operator),
     Row("Complex numbers", "`view_as_complex`, `polar`", fourier.rotary),
     Row("Complex numbers", "`abs`, `angle`, `real`, `imag`", fourier.magnitude),
-    Row("Complex numbers", "Complex parameters", fourier.complex_parameters, refused=everywhere("complex")),
+    Row("Complex numbers", "Complex parameters, as pairs of reals", fourier.complex_parameters),
     Row("Complex numbers", "Complex output", fourier.complex_output, refused=everywhere("complex")),
     Row("Complex numbers", "Complex output, `output=torch.view_as_real`", fourier.complex_output_chosen),
     Row("Routing", "`topk` gate", routing.topk),
@@ -230,6 +230,7 @@ SITUATIONS: list[Situation] = [
     Situation("Scaled", "`copy.deepcopy`, before and after a call", requests.deep_copies),
     Situation("Scaled", "`pickle` and `torch.save`, before and after a call", requests.pickles),
     Situation("Scaled", "`torch.save`, and `torch.load` in another process", requests.across_processes),
+    Situation("tangent_kernel", "`together=True`, for samples that depend on each other", requests.whole_batch),
     Situation(
         "tangent_kernel", "A kernel that does not fit into memory", requests.too_large, refused="TB|GB|PB|TiB|PiB"
     ),
