@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import csv
 import math
 import os
@@ -19,7 +18,11 @@ from lazyscope.diagnose.activations import activation_stability
 from lazyscope.diagnose.drift import weight_displacement
 from lazyscope.diagnose.sketch import KernelSketch
 from lazyscope.errors import InputError, LazyscopeError, ModelError, StoreError
-from lazyscope.model.base import Model, flatten, unflatten
+from lazyscope.model.base import Model, flatten
+from lazyscope.model.forward import Output, copied, unwrapped
+from lazyscope.model.increment import Scale
+from lazyscope.model.inputs import changed
+from lazyscope.model.transform import TangentModule
 
 
 @final
@@ -56,7 +59,19 @@ class Monitor:
     `records` holds what was seen. `csv` appends to a file, line by line; `tensorboard` is a SummaryWriter or a folder.
     The net is not touched: a copy of it is used in evaluation mode with the buffers that it had, so that batch-norm and
     dropout make h a function of the weights alone. A look costs some 30 forward passes of the probe; with a probe of a
-    quarter of the batch and `every=200` that is a few per cent.
+    quarter of the batch and `every=200` that is a few per cent. Weights that begin to move later, because a layer was
+    unfrozen, count from then on, with the values that they had at the start. Of `Scaled` and `Linearised` modules it is
+    the model inside that is compared, at the weights where they stand; autocast does not apply to a look.
+
+    Args:
+        net: The module that is trained.
+        x_probe: Inputs on which the net is compared.
+        output: Which part of the net's output is studied, as in `Model`.
+        every: Steps between two looks.
+        csv: A file to append to.
+        tensorboard: A SummaryWriter, or a folder for one.
+        columns: Random vectors that estimate the drift of the kernel.
+        start: The step to count from.
 
     >>> net = nn.Sequential(nn.Linear(2, 16), nn.ReLU(), nn.Linear(16, 1))
     >>> monitor = Monitor(net, torch.randn(8, 2), every=5)
@@ -75,6 +90,7 @@ class Monitor:
         net: Any,
         x_probe: Inputs,
         *,
+        output: Output = None,
         every: int = 200,
         csv: Where | None = None,
         tensorboard: Any = None,
@@ -85,20 +101,32 @@ class Monitor:
             raise ModelError(f"Monitor takes the module that is trained, not {type(net).__name__}; pass the nn.Module.")
         if every < 1:
             raise InputError(f"The monitor is to look every {every} steps; pass every=1 or more.")
-        self._net, self._every, self.step = net, every, start
-        self._model = Model(copy.deepcopy(net).eval())
+        self._net, self._every, self.step, self._columns = unwrapped(net), every, start, columns
+        self._output = output
+        self._copy: nn.Module | None = None
+        if isinstance(self._net, TangentModule):
+            self._model = self._net.model_now()
+        else:
+            self._copy = copied(self._net).eval()
+            self._model = Model(self._copy, output=output)
         device = next(iter(self._model.params.values())).device
-        keys, leaves = flatten(x_probe)
-        self._x = unflatten(keys, [leaf.to(device) for leaf in leaves])
-        self._tangent = self._model.coordinates(self._x, math.inf, centred=True)
-        with torch.no_grad():
-            self._start = self._model(self._x)
-        self._sketch = self._attempt(lambda: KernelSketch(self._model, self._x, columns=columns))
-        self._kinked = (
-            self._attempt(lambda: activation_stability(self._model, self._x, self._tangent.zeros())) is not None
-        )
+        self._x = changed(x_probe, lambda leaf: leaf.to(device))
         self._sinks = [sink for sink in (_csv(csv), _tensorboard(tensorboard)) if sink is not None]
         self.records: list[Record] = []
+        self._begin()
+
+    def _begin(self) -> None:
+        """What is measured at the start."""
+        with torch.autocast(flatten(self._x)[1][0].device.type, enabled=False):
+            self._tangent = self._model.coordinates(self._x, math.inf, centred=True)
+            with torch.no_grad():
+                self._start = self._model(self._x)
+            points = len(flatten(self._x)[1][0])
+            self._sketch = self._attempt(
+                lambda: KernelSketch(self._model, self._x, columns=self._columns, batch=max(points, 1))
+            )
+            zeros = self._tangent.zeros()
+            self._kinked = self._attempt(lambda: activation_stability(self._model, self._x, zeros)) is not None
 
     def __call__(self) -> Record | None:
         """Counts a step; looks, and returns what it saw, if it is time."""
@@ -107,33 +135,62 @@ class Monitor:
 
     def look(self) -> Record:
         """Compares now, whatever the step."""
-        with torch.no_grad():
-            now = self._weights()
-            v = {name: now[name] - w for name, w in self._model.params.items()}
-            outputs = self._model(self._x, now) - self._start
-            along = self._tangent.outputs(v)
-            size, gap = float(outputs.double().norm()), float((outputs - along).double().norm())
-        record = Record(
-            self.step,
-            weight_displacement(self._model.params, now)[""],
-            gap / size if size > 0 else (0.0 if gap == 0 else math.inf),
-            math.nan if self._sketch is None else self._sketch.drift(now),
-            activation_stability(self._model, self._x, v).mean if self._kinked else math.nan,
-        )
+        with torch.autocast(flatten(self._x)[1][0].device.type, enabled=False):
+            record = self._seen()
         self.records.append(record)
         for sink in self._sinks:
             sink(record)
         return record
 
-    def _weights(self) -> dict[str, Tensor]:
-        """The net's weights now, under the names of the start."""
-        found = dict(self._net.named_parameters())
+    def _seen(self) -> Record:
+        self._include_what_moves()
+        model = self._model
+        with torch.no_grad():
+            v, alpha = self._moves()
+            now = {name: w + v[name] / alpha for name, w in model.params.items()}
+            if alpha == 1:
+                outputs = model(self._x, now) - self._start
+            else:
+                outputs = model.increment(model.params, model.state, self._x, Scale.of(alpha), v)[1]
+            along = self._tangent.outputs(v)
+            size, gap = float(outputs.double().norm()), float((outputs - along).double().norm())
+            reached = {name: w + v[name] for name, w in model.params.items()} if math.isinf(alpha) else now
+        return Record(
+            self.step,
+            weight_displacement(model.params, reached)[""],
+            gap / size if size > 0 else (0.0 if gap == 0 else math.inf),
+            math.nan if self._sketch is None else self._sketch.drift(now),
+            activation_stability(model, self._x, v, alpha).mean if self._kinked else math.nan,
+        )
+
+    def _moves(self) -> tuple[dict[str, Tensor], float]:
+        """v and α with w = w₀ + v/α."""
+        found = {name: p.detach() for name, p in self._net.named_parameters()}
         missing = [name for name in self._model.params if name not in found]
         if missing:
             raise ModelError(
                 f"The net has lost its parameter {missing[0]!r}; make a new monitor after changing layers."
             )
-        return {name: found[name].detach() for name in self._model.params}
+        studied = {name: self._model.as_studied(name, found[name]) for name in self._model.params}
+        if isinstance(self._net, TangentModule):
+            return studied, self._net.alpha
+        return {name: studied[name] - w for name, w in self._model.params.items()}, 1.0
+
+    def _include_what_moves(self) -> None:
+        """Parameters that were frozen at the start and are trained or have changed since belong to the model now."""
+        if self._copy is None:
+            return
+        known, start = set(self._model.params), dict(self._copy.named_parameters())
+        fresh = [
+            name
+            for name, p in self._net.named_parameters()
+            if name not in known and name in start and (p.requires_grad or not torch.equal(p.detach(), start[name]))
+        ]
+        if fresh:
+            for name, p in start.items():
+                p.requires_grad_(name in known or name in fresh)
+            self._model = Model(self._copy, output=self._output)
+            self._begin()
 
     @staticmethod
     def _attempt(measure: Callable[[], Any]) -> Any | None:

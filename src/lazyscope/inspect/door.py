@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import sys
+import warnings
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
@@ -22,6 +23,9 @@ from lazyscope.model.base import Model, flatten, unflatten
 
 IMAGES = 2000
 """Images taken from CIFAR-10, of which the inspection draws what fits."""
+
+LARGEST = 2**31
+"""Bytes of the arrays in a file when they are unpacked: as much as an inspection may use, unless told otherwise."""
 
 DATA: dict[str, Callable[[int], tuple[Tensor, Tensor]]] = {
     "digits": lambda seed: digits(seed=seed),
@@ -120,17 +124,44 @@ def _data(name: str, seed: int) -> tuple[Tensor, Tensor]:
     if not path.is_file():
         raise DataError(f"There is no file {path}; write one with numpy.savez(path, x=…, y=…).")
     try:
-        with np.load(path, allow_pickle=False) as file:  # a pickle could run anything
-            missing = {"x", "y"} - set(file.files)
-            if missing:
-                raise DataError(
-                    f"{path} holds {', '.join(file.files) or 'nothing'}; write it with numpy.savez(path, x=…, y=…)."
-                )
-            return torch.from_numpy(file["x"]), torch.from_numpy(file["y"])
-    except (ValueError, TypeError, OSError, EOFError, zipfile.BadZipFile) as error:
+        arrays = _arrays(path)
+    except DataError:
+        raise
+    except Exception as error:  # a damaged file may raise anything
         raise DataError(
             f"{path} cannot be read as plain arrays ({_one_line(error)}); write it with numpy.savez(path, x=…, y=…)."
         ) from error
+    for key, array in arrays.items():
+        if array.ndim == 0 or array.is_complex():
+            raise DataError(
+                f"{key} in {path} is {'a single number' if array.ndim == 0 else 'complex'}; write one row of real numbers"
+                " per example."
+            )
+    return arrays["x"], arrays["y"]
+
+
+def _arrays(path: Path) -> dict[str, Tensor]:
+    """x and y of a file that may come from anywhere: neither unpickled, nor unpacked to more than `LARGEST` bytes."""
+    with zipfile.ZipFile(path) as file, warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # a header that is no Python is told in its own words
+        names = [name.removesuffix(".npy") for name in file.namelist()]
+        if not {"x", "y"} <= set(names):
+            raise DataError(f"{path} holds {', '.join(names) or 'nothing'}; write it with numpy.savez(path, x=…, y=…).")
+        members = [file.getinfo(f"{key}.npy") for key in ("x", "y")]
+        if (size := sum(member.file_size for member in members)) > LARGEST:
+            raise DataError(
+                f"{path} unpacks to {size / 2**30:.1f} GiB, and at most {LARGEST / 2**30:.0f} GiB are read; write fewer rows, or"
+                " let the factory return (module, x, y)."
+            )
+        return {key: torch.from_numpy(_array(file, member)) for key, member in zip("xy", members, strict=True)}
+
+
+def _array(file: zipfile.ZipFile, member: zipfile.ZipInfo) -> np.ndarray:
+    with file.open(member) as opened:
+        array: np.ndarray = np.lib.format.read_array(opened, allow_pickle=False)  # a pickle could run anything
+        if opened.read(1):  # at its end the checksum is compared
+            raise ValueError("it goes on after its array")
+    return array if array.dtype.isnative else array.astype(array.dtype.newbyteorder("="))
 
 
 def _one_line(error: Exception) -> str:

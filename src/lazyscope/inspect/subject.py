@@ -17,6 +17,7 @@ from lazyscope.labels import as_target, check_classes
 from lazyscope.loss import CrossEntropy, Loss, Risk, Square
 from lazyscope.model.base import Model, check_inputs, flatten, unflatten
 from lazyscope.model.coordinates import Alpha, Coordinates, Studied, check_alpha
+from lazyscope.model.samples import Coupling, coupling
 
 
 @final
@@ -37,6 +38,7 @@ class Subject:
     push: Tensor
     given: int
     notes: tuple[str, ...]
+    whole: bool = False
 
     @property
     def n(self) -> int:
@@ -73,7 +75,9 @@ class Subject:
         return Anchored(self.model, self.start, kernel)
 
     def fewer(self, count: int) -> tuple[Inputs, Tensor]:
-        """The first of the points and their targets, in the shape of the outputs."""
+        """The first of the points and their targets, in the shape of the outputs; all of them if they are coupled."""
+        if self.whole:
+            return self.x, self.risk.target
         return first(self.x, count), self.risk.target[:count]
 
 
@@ -94,15 +98,17 @@ def subject(net: Any, x: Inputs, y: Any, loss: Any, budget: Budget, seed: int) -
     keys, leaves = flatten(x)
     if not y.ndim:
         raise InputError("The targets are one number; pass one for each sample.")
-    if not all(leaf.ndim and len(leaf) == len(y) for leaf in leaves) or not len(y):
+    if not any(leaf.ndim and len(leaf) == len(y) for leaf in leaves) or not len(y):
         counts = [len(leaf) if leaf.ndim else 0 for leaf in leaves]
         raise InputError(f"There are {counts} inputs for {len(y)} targets; pass as many of each, at least one.")
     x, y = unflatten(keys, [leaf.to(device) for leaf in leaves]), y.to(device)
     check_inputs(x)
-    with torch.no_grad():
-        k = model(first(x, 1))[0].numel()
+    whole = coupling(model, x) is not Coupling.NONE
     given = len(y)
-    x, y = draw(x, y, budget.size(given, k, device), seed)
+    if not whole:
+        with torch.no_grad():
+            k = model(first(x, 1)).numel()
+        x, y = draw(x, y, budget.size(given, k, device), seed)
     with torch.no_grad():
         start = model(x).detach()
     if not bool(start.isfinite().all()):
@@ -111,17 +117,23 @@ def subject(net: Any, x: Inputs, y: Any, loss: Any, budget: Budget, seed: int) -
         raise ModelError(
             f"The model gives outputs of shape {tuple(start.shape)} for {len(y)} samples; return one row for each."
         )
-    few = first(x, 2)
+    few = x if whole else first(x, 2)
     kinked = model.kinked(few)
     other = model.coordinates(few, 2.0, centred=True)
     other.outputs(other.zeros())  # what cannot be followed is refused here, before anything is measured
     loss, y, words = _loss(loss, y, start)
     risk = loss.risk(start, y, 0)
-    notes = [*words, *_ignored(risk), *_batch_norms(net), *([_KINKED] if kinked else [])]
+    notes = [*words, *([_WHOLE] if whole else []), *_ignored(risk), *_batch_norms(net), *([_KINKED] if kinked else [])]
     return Subject(
         model, net if isinstance(net, nn.Module) else None, loss, x, y, risk, start, -risk.gradient(start), given,
-        tuple(notes),
+        tuple(notes), whole,
     )  # fmt: skip
+
+
+_WHOLE = (
+    "Outputs depend on other points of the batch, so all points are taken together and none are left out; every number"
+    " is about this batch as a whole."
+)
 
 
 _KINKED = (

@@ -98,7 +98,7 @@ def kernel_of(subject: Subject, budget: Budget, notes: list[str]) -> Kernel:
     size = subject.n * subject.k
     if size <= budget.held(subject.device):
         try:
-            matrix = as_matrix(tangent_kernel(subject.model, subject.x, memory=budget.memory))
+            matrix = as_matrix(tangent_kernel(subject.model, subject.x, memory=budget.memory, together=subject.whole))
         except LazyscopeError as error:
             notes.append(f"The kernel is known by products only, because its structured form was refused: {error}")
         else:
@@ -107,7 +107,7 @@ def kernel_of(subject: Subject, budget: Budget, notes: list[str]) -> Kernel:
         notes.append(
             f"The kernel of {size} outputs is too large to diagonalise: its spectrum is estimated from products."
         )
-    return Kernel(None, TangentOperator(subject.model, subject.x))
+    return Kernel(None, TangentOperator(subject.model, subject.x, batch=subject.n if subject.whole else 128))
 
 
 def tangent_of(subject: Subject, kernel: Kernel, clock: Clock) -> Tangent:

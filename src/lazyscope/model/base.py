@@ -74,6 +74,14 @@ class Model(Studied):
         """p, the dimension of the parameter space."""
         return sum(w.numel() for w in self.params.values())
 
+    def as_studied(self, name: str, w: Tensor) -> Tensor:
+        """A parameter of the module in the form that is studied: complex numbers as pairs of reals."""
+        return torch.view_as_real(w.resolve_conj()) if name in self._forward.complex_names else w
+
+    def as_given(self, name: str, w: Tensor) -> Tensor:
+        """The inverse of `as_studied`."""
+        return torch.view_as_complex(w.contiguous()) if name in self._forward.complex_names else w
+
     def __call__(self, x: Inputs, params: Params | None = None) -> Tensor:
         """h(w) on the inputs x, at w₀ unless other parameters are given."""
         return self._evaluate(self.params if params is None else params, self.state, x)
@@ -153,9 +161,7 @@ class Model(Studied):
             values: tuple[Any, ...] = run(*params.values(), *state.values(), *leaves)
         return values
 
-    def increment(
-        self, params: Params, state: Params, x: Inputs, scale: Scale, v: Params
-    ) -> tuple[Tensor, Tensor]:
+    def increment(self, params: Params, state: Params, x: Inputs, scale: Scale, v: Params) -> tuple[Tensor, Tensor]:
         """h(w₀) and α(h(w₀ + v/α) - h(w₀)) for w₀ = params."""
         captured, values = self.base(params, state, x)
         moves = [v[name] for name in params]
@@ -278,7 +284,9 @@ class Model(Studied):
         return True
 
 
-_SHAPE = re.compile(r"shape|size|dimension|channels|out of range|broadcast|rank|Expected \d-D|must match", re.IGNORECASE)
+_SHAPE = re.compile(
+    r"shape|size|dimension|channels|out of range|broadcast|rank|Expected \d-D|must match", re.IGNORECASE
+)
 """Words of torch's errors about shapes."""
 
 _KEPT = 8

@@ -65,7 +65,7 @@ class ModuleForward:
 
     def __call__(self, w: Params, s: Params, x: Inputs) -> Any:
         call = Call.of(x)
-        joined = {n: torch.view_as_complex(t) if n in self.complex_names else t for n, t in w.items()}
+        joined = {n: torch.complex(t[..., 0], t[..., 1]) if n in self.complex_names else t for n, t in w.items()}
         with plain_kernels():
             out = torch.func.functional_call(self.net, {**joined, **s}, call.args, dict(call.kwargs))
             return select(out, self.output)
@@ -74,6 +74,8 @@ class ModuleForward:
 @final
 class FunctionForward:
     """(parameters, nothing, inputs) ↦ f(parameters, inputs)."""
+
+    complex_names: frozenset[str] = frozenset()
 
     def __init__(self, function: Callable[..., Any], output: Output) -> None:
         self.function, self.output = function, output
@@ -144,7 +146,10 @@ def from_module(net: nn.Module, output: Output) -> tuple[Forward, dict[str, Tens
             )
     if any(isinstance(p, nn.parameter.UninitializedParameter) for p in net.parameters()):
         raise ModelError("The model has lazy layers without shape yet; run it once on data before Model(net).")
-    kept = _copied(net)
+    for name, p in net.named_parameters():
+        if p.layout != torch.strided:
+            raise ModelError(f"Parameter {name!r} is sparse; make it dense, or a buffer if it is not trained.")
+    kept = copied(net)
     params = {name: p.detach() for name, p in kept.named_parameters() if p.requires_grad}
     frozen = {name: p.detach() for name, p in kept.named_parameters() if not p.requires_grad}
     state = {**frozen, **{name: b.detach() for name, b in kept.named_buffers()}}
@@ -152,15 +157,15 @@ def from_module(net: nn.Module, output: Output) -> tuple[Forward, dict[str, Tens
         parameter.requires_grad_(False)
     names = frozenset(name for name, w in params.items() if w.is_complex())
     real = {name: torch.view_as_real(w.resolve_conj()) if name in names else w for name, w in params.items()}
-    for name, w in real.items():
-        if w.layout != torch.strided:
-            raise ModelError(f"Parameter {name!r} is sparse; make it dense, or a buffer if it is not trained.")
     return ModuleForward(kept, output, names), real, state
 
 
-def _copied(net: nn.Module) -> nn.Module:
+def copied(net: nn.Module) -> nn.Module:
+    """A copy of a module, as it is studied."""
+    # Sparse buffers (an adjacency matrix) are studied in their dense form: torch can neither copy nor trace all of them.
+    dense = {id(b): b.to_dense() for b in net.buffers() if b.layout != torch.strided}
     try:
-        kept = copy.deepcopy(net)
+        kept = copy.deepcopy(net, dense)
     except RuntimeError as error:
         raise ModelError(
             "The module holds tensors that carry a graph and can't be copied; detach them, or use torch.nn.utils."

@@ -14,10 +14,14 @@ from torch import Tensor
 from lazyscope._typing import Inputs
 from lazyscope.errors import LazyscopeError, ModelError
 from lazyscope.model.base import Model
+from lazyscope.model.increment.decisions import reads
 from lazyscope.model.inputs import changed, flatten
 
 _FEW = 3
 """Samples that are compared."""
+
+_MANY = 1024
+"""Samples that are compared where the forward reads values."""
 
 _MOVE = 0.1
 """Size of the random move of the weights, relative to their own."""
@@ -35,7 +39,7 @@ class Coupling(Enum):
 
 
 def coupling(model: Model, x: Inputs) -> Coupling:
-    """How the samples of x are coupled, as found on the first, the middle and the last of them."""
+    """How the samples of x are coupled, as found on a few of them."""
     leaves = flatten(x)[1]
     counts = {len(leaf) if leaf.ndim else 0 for leaf in leaves}
     if len(counts) > 1:
@@ -43,7 +47,12 @@ def coupling(model: Model, x: Inputs) -> Coupling:
     n = counts.pop()
     if n < 2:
         return Coupling.NONE
-    rows = torch.tensor(sorted({0, n // 2, n - 1})[:_FEW])
+    try:
+        looked = reads(lambda: model(changed(x, lambda t: t[:_FEW])))
+    except LazyscopeError:
+        looked = False
+    # A forward that looks at values may couple some samples and not others: then all of them are compared.
+    rows = torch.arange(n)[:_MANY] if looked else torch.tensor(sorted({0, n // 2, n - 1})[:_FEW])
     for wide in (model.double(), model):
         found = _compared(wide, x, rows)
         if found is not None:
@@ -77,7 +86,9 @@ def _compared(model: Model, x: Inputs, rows: Tensor) -> Coupling | None:
             continue
         if together.ndim == 0 or len(together) != len(rows) or any(a.numel() != together[0].numel() for a in alone):
             return Coupling.COUPLED
-        apart = torch.stack([each.reshape(together.shape[1:]) for each in alone])  # a sample alone may lose its dimension
+        apart = torch.stack(
+            [each.reshape(together.shape[1:]) for each in alone]
+        )  # a sample alone may lose its dimension
         bound = _TOLERANCE.get(dtype, 0.1) * float(apart.abs().max())
         if not bool(apart.isfinite().all()):
             continue

@@ -14,15 +14,20 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from lazyscope._typing import Inputs
 from lazyscope.errors import ModelError, ScaleError
 from lazyscope.model.base import Model
 from lazyscope.model.coordinates import check_alpha
 from lazyscope.model.increment import Scale
+from lazyscope.model.inputs import as_inputs
 
 
 class _Tree(nn.Module):
     """Tensors under dotted names, so that state dicts have the names of the original module."""
+
+    def extra_repr(self) -> str:
+        """The shapes of the tensors here."""
+        named = [*self._parameters.items(), *self._buffers.items()]
+        return ", ".join(f"{name}={tuple(tensor.shape)}" for name, tensor in named if tensor is not None)
 
 
 def _plant(root: nn.Module, name: str, tensor: Tensor, *, trainable: bool) -> None:
@@ -36,7 +41,7 @@ def _plant(root: nn.Module, name: str, tensor: Tensor, *, trainable: bool) -> No
         root._buffers[leaf] = tensor.clone()
 
 
-class _TangentModule(nn.Module):
+class TangentModule(nn.Module):
     """A module with parameters v around a model: what `Scaled` and `Linearised` share."""
 
     def __init__(self, model: Model | nn.Module, scale: Scale) -> None:
@@ -48,29 +53,44 @@ class _TangentModule(nn.Module):
         self._state_names = tuple(studied.state)
         self._modules["_start"] = _Tree()  # w₀ and the model's own buffers travel with the module and its state dict
         for name, w in studied.params.items():
-            _plant(self, name, w, trainable=True)
-            _plant(self._modules["_start"], name, w, trainable=False)  # type: ignore[arg-type]
+            _plant(self, name, studied.as_given(name, w), trainable=True)
+            _plant(self._modules["_start"], name, studied.as_given(name, w), trainable=False)  # type: ignore[arg-type]
         for name, b in studied.state.items():
             _plant(self._modules["_start"], name, b, trainable=False)  # type: ignore[arg-type]
 
-    def _increment(self, x: Inputs) -> tuple[Tensor, Tensor]:
+    def _increment(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Tensor, Tensor]:
         """(h(w₀), Δ) on the inputs."""
         start = dict(self._modules["_start"].named_buffers())  # type: ignore[union-attr]
-        w0 = {name: start[name] for name in self._names}
+        model = self._studied
+        w0 = {name: model.as_studied(name, start[name]) for name in self._names}
         state = {name: start[name] for name in self._state_names}
-        v = dict(self.named_parameters(remove_duplicate=False))
-        return self._studied.increment(w0, state, x, self._scale, {name: v[name] for name in self._names})
+        found = dict(self.named_parameters(remove_duplicate=False))
+        v = {name: model.as_studied(name, found[name]) for name in self._names}
+        return model.increment(w0, state, as_inputs(args, kwargs), self._scale, v)
 
     @abstractmethod
-    def forward(self, x: Inputs) -> Tensor:
-        """The output on the inputs x."""
+    def forward(self, *args: Any, **kwargs: Any) -> Tensor:
+        """The output on the inputs of the model's own forward; a single tuple or dict is unpacked."""
+
+    @property
+    @abstractmethod
+    def alpha(self) -> float:
+        """The scale; infinite for the tangent model."""
+
+    def model_now(self) -> Model:
+        """The model inside, at w₀ and with the buffers that travel with this module."""
+        start = dict(self._modules["_start"].named_buffers())  # type: ignore[union-attr]
+        model = copy.copy(self._studied)
+        model.params = {name: self._studied.as_studied(name, start[name]) for name in self._names}
+        model.state = {name: start[name] for name in self._state_names}
+        return model
 
     def displacement(self) -> Tensor:
         """‖v‖, the Euclidean distance travelled in tangent coordinates."""
-        return torch.stack([p.detach().square().sum() for p in self.parameters()]).sum().sqrt()
+        return torch.stack([p.detach().abs().square().sum() for p in self.parameters()]).sum().sqrt()
 
 
-class Scaled(_TangentModule):
+class Scaled(TangentModule):
     """y_α(v) = α(h(w₀ + v/α) - h(w₀)); `centred=False` adds αh(w₀).
 
     Gradient descent on v with any loss R is gradient descent on F_α(w) = R(αh(w))/α² (equation (2)) with the same step
@@ -93,9 +113,14 @@ class Scaled(_TangentModule):
         """The scale."""
         return float(self._scale.alpha)
 
-    def forward(self, x: Inputs) -> Tensor:
-        """α(h(w₀ + v/α) - h(w₀)), plus αh(w₀) when not centred."""
-        initial, delta = self._increment(x)
+    def forward(self, *args: Any, **kwargs: Any) -> Tensor:
+        """α(h(w₀ + v/α) - h(w₀)), plus αh(w₀) when not centred.
+
+        Args:
+            *args: The inputs as the model itself takes them; a single tuple or dict is unpacked.
+            **kwargs: The inputs that it takes by name.
+        """
+        initial, delta = self._increment(args, kwargs)
         return delta if self._centred else delta + self._scale.alpha * initial
 
     def weights(self) -> dict[str, Tensor]:
@@ -120,7 +145,7 @@ class Scaled(_TangentModule):
         return f"alpha={self.alpha:g}, centred={self._centred}"
 
 
-class Linearised(_TangentModule):
+class Linearised(TangentModule):
     """The tangent model h(w₀) + Dh(w₀)v; `centred=True` drops h(w₀) and equals `Scaled(alpha=inf)`.
 
     >>> net = torch.nn.Linear(2, 1)
@@ -133,9 +158,19 @@ class Linearised(_TangentModule):
         super().__init__(model, Scale.of(math.inf))
         self._centred = centred
 
-    def forward(self, x: Inputs) -> Tensor:
-        """h(w₀) + Dh(w₀)v, or Dh(w₀)v when centred."""
-        initial, delta = self._increment(x)
+    @property
+    def alpha(self) -> float:
+        """∞."""
+        return math.inf
+
+    def forward(self, *args: Any, **kwargs: Any) -> Tensor:
+        """h(w₀) + Dh(w₀)v, or Dh(w₀)v when centred.
+
+        Args:
+            *args: The inputs as the model itself takes them; a single tuple or dict is unpacked.
+            **kwargs: The inputs that it takes by name.
+        """
+        initial, delta = self._increment(args, kwargs)
         return delta if self._centred else initial + delta
 
     def weights(self) -> dict[str, Tensor]:

@@ -29,6 +29,10 @@ from lazyscope.tangent.group import by_layer as with_biases
 from lazyscope.tangent.readout import Readout
 
 
+_AGREEMENT = {torch.float64: 1e-6, torch.float32: 2e-2}
+"""Relative differences between two ways to compute one number that rounding, TF32's too, does not reach; 0.2 for others."""
+
+
 @dataclass(frozen=True)
 class Part:
     """Samples with one graph: their inputs, and where they stand among all."""
@@ -68,7 +72,33 @@ class Assembly:
             for number, one in enumerate(rows):
                 for two in rows[number:] if x2 is None else columns:
                     self._add(result, one, two, x2 is None, bar)
+        self._compare(rows[0], x2 is None, result)
         return {name: self._readout.finish(kernel, rows[0].circuit.k) for name, kernel in result.items()}
+
+    def _compare(self, row: Part, symmetric: bool, result: dict[str, Tensor]) -> None:
+        """Compare the kernel of the first sample with itself with the gradient that autograd gives."""
+        if not symmetric or self._readout.width(row.circuit.k) != self._readout.rows(row.circuit.k):
+            return  # between two sets, or the trace over many outputs: the same features, already compared elsewhere
+        model, at = self._model, int(row.places[0])
+        first = changed(row.x, lambda leaf: leaf[:1])
+        captured = model.graph(model.params, model.state, first)
+        with torch.enable_grad():
+            leaves = [w.detach().requires_grad_() for w in model.params.values()]
+            out = captured.module(*leaves, *model.state.values(), *flatten(first)[1]).flatten()
+        cotangents = self._readout.cotangents(value(row.circuit.result))
+        signs = torch.ones(len(cotangents), dtype=out.dtype, device=out.device)
+        signs[1::2] = -1
+        gradients = torch.autograd.grad(out, leaves, signs @ cotangents, allow_unused=True)
+        squares = [0.0 if g is None else float(g.double().square().sum()) for g in gradients]
+        total = sum(squares)
+        for name, kernel in result.items():
+            true = total if name == "" else squares[list(model.params).index(name)]
+            found = float(signs.double() @ kernel[at, :, at].double() @ signs.double())
+            if not abs(found - true) <= _AGREEMENT.get(out.dtype, 0.2) * total:
+                raise ModelError(
+                    "The structured kernel does not agree with the gradient that autograd gives: an operation of the"
+                    " model has a wrong rule under torch.vmap; use TangentOperator, or pass together=True."
+                )
 
     def _add(self, result: dict[str, Tensor], one: Part, two: Part, mirrored: bool, bar: Bar) -> None:
         """The kernel between two parts, in its place; mirrored below the diagonal where both are of x1."""

@@ -15,9 +15,7 @@ from lazyscope.progress import track
 from lazyscope.tangent.readout import Readout
 
 
-def joint_kernels(
-    model: Model, x1: Inputs, x2: Inputs | None, readout: Readout, by_layer: bool
-) -> dict[str, Tensor]:
+def joint_kernels(model: Model, x1: Inputs, x2: Inputs | None, readout: Readout, by_layer: bool) -> dict[str, Tensor]:
     """The kernel of each parameter where `by_layer`, else their sum under the name ""."""
     one, k = _jacobian(model, x1, readout)
     two = one if x2 is None else _jacobian(model, x2, readout)[0]

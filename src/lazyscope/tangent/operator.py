@@ -10,6 +10,7 @@ from lazyscope._typing import Inputs
 from lazyscope.linalg.operator import Symmetric
 from lazyscope.model.base import Model
 from lazyscope.model.jacobian import JacobianOperator
+from lazyscope.model.samples import Coupling, coupling
 from lazyscope.tangent.kernel import tangent_kernel
 
 
@@ -18,6 +19,12 @@ class TangentOperator(Symmetric):
 
     Rows and columns are the outputs of all points, flattened as `model(x).flatten()`; the products are Euclidean (no
     1/n). The dense twin is the structured kernel, (n, n, k, k) laid out as a matrix.
+
+    Args:
+        model: A model or a module.
+        x: The inputs of n points.
+        batch: Points that pass at a time; a model whose outputs depend on other points of its batch is refused unless
+            all points fit into one.
 
     >>> operator = TangentOperator(Model(torch.nn.Linear(3, 2)), torch.eye(3))
     >>> operator.shape, (operator @ torch.ones(6)).tolist()
@@ -35,7 +42,8 @@ class TangentOperator(Symmetric):
         return torch.stack([self.jacobian.push_forward(self.jacobian.pull_back(column)) for column in u.T], 1)
 
     def to_dense(self) -> Float[Tensor, "rows columns"]:
-        return as_matrix(tangent_kernel(self.jacobian.model, self._x))
+        together = coupling(self.jacobian.model, self._x) is not Coupling.NONE
+        return as_matrix(tangent_kernel(self.jacobian.model, self._x, together=together))
 
 
 def as_matrix(kernel: Float[Tensor, "n1 n2 k k"]) -> Float[Tensor, "rows columns"]:

@@ -106,12 +106,22 @@ def fine_rule(*names: str) -> Callable[[Rule], Rule]:
         def narrowed(scale: Scale, out: Any, *args: Any, **kwargs: Any) -> Any:
             dtype = next(a.delta.dtype for a in args if isinstance(a, Pair))
             result = function(scale, out, *args, **kwargs)
-            return (result[0].to(dtype), *result[1:]) if isinstance(result, tuple) else result.to(dtype)
+            if isinstance(result, tuple):
+                return (in_precision(result[0], dtype), *result[1:])
+            return in_precision(result, dtype)
 
         FINE.update(operations(*names))
         return rule(*names)(narrowed)
 
     return register
+
+
+def in_precision(a: Any, dtype: torch.dtype | None) -> Any:
+    """Numbers in the precision of `dtype`: complex ones stay complex, and real ones real."""
+    if dtype is None or not isinstance(a, Tensor) or not (a.is_floating_point() or a.is_complex()):
+        return a
+    real = dtype.to_real()
+    return a.to(real.to_complex() if a.is_complex() else real)
 
 
 def operations(*names: str) -> list[Any]:

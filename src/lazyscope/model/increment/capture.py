@@ -166,6 +166,10 @@ def _insert_stops(graph: fx.Graph, stopped: set[fx.Node]) -> None:
                 barrier = graph.call_function(stop, (node,))
             barrier.meta = dict(node.meta)
             node.replace_all_uses_with(barrier, delete_user_cb=lambda user, barrier=barrier: user is not barrier)
+    for node in list(graph.nodes):
+        if node.target is torch.ops.aten.detach.default:  # where nothing is stopped, autograd only saves a value
+            node.replace_all_uses_with(node.args[0])
+            graph.erase_node(node)
 
 
 def _guard(module: fx.GraphModule, readings: list[Reading], leaves: Sequence[Tensor]) -> Guard | None:
@@ -206,7 +210,7 @@ def _freeze(module: fx.GraphModule, readings: list[Reading], leaves: Sequence[Te
         for number, (node, value) in enumerate(values.items()):
             parts = list(node.users) if isinstance(value, tuple | list) else [node]
             for part in parts:
-                tensor = value if part is node else value[part.args[1]]  # type: ignore[index]
+                tensor = value if part is node else value[part.args[1]]
                 name = f"_choice{number}_{parts.index(part)}"
                 module.register_buffer(name, tensor)
                 with module.graph.inserting_after(part):

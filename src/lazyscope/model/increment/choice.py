@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from lazyscope.model.increment.base import FINE, LINEAR, Choice, Pair, Scale, base_of, current, fine_rule
+from lazyscope.model.increment.base import FINE, LINEAR, Choice, Pair, Scale, base_of, current, fine_rule, in_precision
 from lazyscope.model.increment.fallback import rule_of
 
 
@@ -49,7 +49,9 @@ def followed(op: Callable[..., Any], dtypes: Any, scale: Scale, out: Any, *args:
     pairs = [a for a in pytree.tree_leaves(held, is_leaf=_is_moving) if isinstance(a, Pair)]
     if not pairs:
         single = isinstance(jump, Tensor)
-        parts = [_as(j, d) for j, d in zip([jump] if single else jump, [dtypes] if single else dtypes, strict=True)]
+        parts = [
+            in_precision(j, d) for j, d in zip([jump] if single else jump, [dtypes] if single else dtypes, strict=True)
+        ]
         return parts[0] if single else tuple(parts)
     dtype = pairs[0].delta.dtype
     if op not in FINE:
@@ -61,21 +63,13 @@ def followed(op: Callable[..., Any], dtypes: Any, scale: Scale, out: Any, *args:
     else:
         rule = rule_of(op, any(a.base.is_complex() for a in pairs))
         delta = rule(scale, base, *held[0], **held[1])
-    return pytree.tree_map(lambda d, j: d if d is None or j is None else d + _as(j, dtype), delta, jump)
+    return pytree.tree_map(lambda d, j: d if d is None or j is None else d + in_precision(j, dtype), delta, jump)
 
 
 def _narrowed(a: Any, dtype: torch.dtype) -> Any:
     if isinstance(a, Pair):
-        return Pair(_as(a.base, dtype), a.delta)
-    return _as(a, dtype)
-
-
-def _as(a: Any, dtype: torch.dtype | None) -> Any:
-    """Numbers in the precision of `dtype`; complex ones stay complex."""
-    if dtype is None or not isinstance(a, Tensor) or not (a.is_floating_point() or a.is_complex()):
-        return a
-    real = dtype.to_real()
-    return a.to(real.to_complex() if a.is_complex() else real)
+        return Pair(in_precision(a.base, dtype), a.delta)
+    return in_precision(a, dtype)
 
 
 def _increment(a: Any) -> Any:

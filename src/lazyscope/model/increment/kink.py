@@ -7,7 +7,18 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lazyscope.model.increment.base import Number, Pair, Scale, add, base_of, big, fine_rule, linear_map, negative, times
+from lazyscope.model.increment.base import (
+    Number,
+    Pair,
+    Scale,
+    add,
+    base_of,
+    big,
+    fine_rule,
+    linear_map,
+    negative,
+    times,
+)
 from lazyscope.model.increment.smooth import apply
 
 

@@ -30,6 +30,7 @@ LINEAR.update(
     )
 )
 
+
 @rule("add.Tensor", "add.Scalar")
 def _add(scale: Scale, out: Tensor, a: Any, b: Any, alpha: Number = 1) -> Any:
     return _signed_sum(out, a, b, alpha)

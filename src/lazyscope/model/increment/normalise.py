@@ -147,7 +147,8 @@ def _native_batch_norm(
 def _batch_norm_of_batch(
     scale: Scale, out: Any, a: Any, w: Any, b: Any, training: bool, momentum: Number, eps: Number
 ) -> tuple[Any, ...]:
-    return _native_batch_norm(scale, out, a, w, b, None, None, True, momentum, eps)
+    found: tuple[Any, ...] = _native_batch_norm(scale, out, a, w, b, None, None, True, momentum, eps)
+    return found
 
 
 @rule("_native_batch_norm_legit_no_training.default", "_batch_norm_no_update.default")

@@ -35,8 +35,8 @@ class _MatrixProduct(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         (grad,) = grads
         a, b = ctx.saved_tensors
-        da = grad @ b.transpose(-1, -2) if ctx.needs_input_grad[1] else None
-        db = a.transpose(-1, -2) @ grad if ctx.needs_input_grad[3] else None
+        da = grad @ b.mH if ctx.needs_input_grad[1] else None  # of complex matrices, the adjoint
+        db = a.mH @ grad if ctx.needs_input_grad[3] else None
         return None, da, None, db, None, None
 
 
@@ -59,7 +59,7 @@ class _Convolution(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         (grad,) = grads
-        x, w = ctx.saved_tensors
+        x, w = (saved.conj() if saved.is_complex() else saved for saved in ctx.saved_tensors)
         mask = [ctx.needs_input_grad[1], ctx.needs_input_grad[3], False]
         dx, dw, _ = torch.ops.aten.convolution_backward(grad, x, w, None, *ctx.options, mask)
         return None, dx, None, dw, None, None, None

@@ -38,6 +38,63 @@ def _expanded(indices: list[Tensor | None]) -> list[Tensor | None]:
     return out
 
 
+def _slice_scatter(
+    x: Tensor, src: Tensor, dim: int = 0, start: int | None = None, end: int | None = None, step: int = 1
+) -> Tensor:
+    """In terms of `cat`: torch's own has no complex derivative, and under `vmap` a wrong one."""
+    dim, size = dim % x.ndim, x.shape[dim]
+    first, last, _ = slice(start, end).indices(size)
+    last = max(first, last)
+    if step != 1:
+        return x.index_copy(dim, torch.arange(first, last, step, device=x.device), src.expand(_span(x, src, dim)))
+    parts = (x.narrow(dim, 0, first), src.to(x.dtype), x.narrow(dim, last, size - last))
+    return torch.cat([part for part in parts if part.shape[dim]], dim) if size else x.clone()
+
+
+def _span(x: Tensor, src: Tensor, dim: int) -> list[int]:
+    return [src.shape[dim] if d == dim else size for d, size in enumerate(x.shape)]
+
+
+def _select_scatter(x: Tensor, src: Tensor, dim: int, index: int) -> Tensor:
+    index = index % x.shape[dim]
+    return _slice_scatter(x, src.unsqueeze(dim), dim, index, index + 1)
+
+
+def _embedding_bag(
+    weight: Tensor,
+    indices: Tensor,
+    offsets: Tensor,
+    scale_grad_by_freq: bool = False,
+    mode: int = 0,
+    sparse: bool = False,
+    per_sample_weights: Tensor | None = None,
+    include_last_offset: bool = False,
+    padding_idx: int = -1,
+) -> Any:
+    """Sums and means of rows; the other results are not used by any module."""
+    if mode == 2 or scale_grad_by_freq:
+        return NotImplemented
+    bags = len(offsets) - int(include_last_offset)
+    place = torch.arange(len(indices), device=indices.device, dtype=offsets.dtype)
+    bag = torch.searchsorted(offsets[:bags].contiguous(), place, right=True) - 1
+    counted = (
+        (indices != padding_idx).to(weight.dtype) if padding_idx >= 0 else torch.ones_like(bag, dtype=weight.dtype)
+    )
+    rows = aten.embedding.default(weight, indices) * counted[:, None]
+    if per_sample_weights is not None:
+        rows = rows * per_sample_weights[:, None]
+    out = weight.new_zeros(bags, weight.shape[1]).index_add(0, bag, rows)
+    if mode == 1:
+        sizes = weight.new_zeros(bags).index_add(0, bag, counted)
+        out = out / sizes.clamp(min=1.0)[:, None]
+    return out, bag, torch.zeros_like(offsets), torch.zeros_like(offsets)
+
+
+def _view_as_complex(x: Tensor) -> Tensor:
+    """Wherever x lies in memory: a part of a long vector may begin at an odd place."""
+    return torch.complex(x.select(-1, 0), x.select(-1, 1))
+
+
 def _masked_select(x: Tensor, mask: Tensor) -> Tensor:
     x, mask = torch.broadcast_tensors(x, mask)
     chosen: Tensor = aten.index.Tensor(x, _expanded([mask]))
@@ -79,23 +136,82 @@ DECOMPOSED: dict[Any, Callable[..., Any]] = {
     **dict.fromkeys(_named("index_put.default", "_unsafe_index_put.default"), _index_put),
     **dict.fromkeys(_named("masked_select.default"), _masked_select),
     **dict.fromkeys(_named("_grouped_mm.default"), _grouped_mm),
+    **dict.fromkeys(_named("view_as_complex.default"), _view_as_complex),
+    **dict.fromkeys(_named("slice_scatter.default"), _slice_scatter),
+    **dict.fromkeys(_named("select_scatter.default"), _select_scatter),
+    **dict.fromkeys(_named("_embedding_bag.default", "_embedding_bag_forward_only.default"), _embedding_bag),
     **torch._decomp.get_decompositions(_named("_weight_norm_interface.default")),
 }
 """How these operations are traced."""
 
+
 def _solve(a: Tensor, b: Tensor, *, left: bool = True, **_: Any) -> Tensor:
-    return torch.linalg.solve_ex(a, b, left=left)[0]
+    result: Tensor = torch.linalg.solve_ex(a, b, left=left)[0]
+    return result
 
 
 def _inverse(a: Tensor, **_: Any) -> Tensor:
-    return torch.linalg.inv_ex(a)[0]
+    result: Tensor = torch.linalg.inv_ex(a)[0]
+    return result
 
 
 def _cholesky(a: Tensor, *, upper: bool = False, **_: Any) -> Tensor:
-    return torch.linalg.cholesky_ex(a, upper=upper)[0]
+    result: Tensor = torch.linalg.cholesky_ex(a, upper=upper)[0]
+    return result
 
+
+def _sparse_product(a: Tensor, b: Tensor, *rest: Any) -> Tensor:
+    """Sparse buffers are traced in their dense form."""
+    return torch.matmul(a, b) if not rest and a.layout == torch.strided else torch.sparse.mm(a, b, *rest)
+
+
+def _pack(x: Tensor, lengths: Tensor, batch_first: bool) -> tuple[Tensor, Tensor]:
+    """The steps of sequences of decreasing length, one after the other, and how many sequences each step has."""
+    sizes = lengths.tolist()
+    steps = x.transpose(0, 1) if batch_first else x
+    counts = [sum(size > t for size in sizes) for t in range(max(sizes))]
+    return torch.cat([steps[t, :count] for t, count in enumerate(counts)]), torch.tensor(counts)
+
+
+def _pad(
+    data: Tensor, counts: Tensor, batch_first: bool, value: float = 0.0, length: int = -1
+) -> tuple[Tensor, Tensor]:
+    """The inverse of `_pack`."""
+    sizes = counts.tolist()
+    total = max(length, len(sizes))
+    empty = data.new_full((1, *data.shape[1:]), value)
+    rows = []
+    for step in (*data.split(sizes), *(data[:0] for _ in range(total - len(sizes)))):
+        missing = sizes[0] - len(step)
+        rows.append(torch.cat([step, empty.expand(missing, *data.shape[1:])]) if missing else step)
+    out = torch.stack(rows, 1 if batch_first else 0)
+    return out, torch.tensor([sum(size > i for size in sizes) for i in range(sizes[0])])
+
+
+def _packed(own: Callable[..., Any], form: Callable[..., Any]) -> Callable[..., Any]:
+    """A recurrent layer; of a packed sequence, in torch's Python form, with the sizes as numbers."""
+
+    def layer(x: Tensor, second: Any, *rest: Any) -> Any:
+        return (
+            form(x, second.tolist(), *rest)
+            if isinstance(second, Tensor) and not second.is_floating_point()
+            else own(x, second, *rest)
+        )
+
+    return layer
+
+
+_FORMS = torch._decomp.decompositions
+_OWN = torch._C._VariableFunctions
 
 REPLACED: dict[Any, Callable[..., Any]] = {
+    _OWN._pack_padded_sequence: _pack,
+    _OWN._pad_packed_sequence: _pad,
+    _OWN.lstm: _packed(_OWN.lstm, _FORMS.lstm_data_impl),
+    _OWN.gru: _packed(_OWN.gru, _FORMS.gru_impl_data),
+    _OWN.rnn_tanh: _packed(_OWN.rnn_tanh, _FORMS.rnn_tanh_data),
+    _OWN.rnn_relu: _packed(_OWN.rnn_relu, _FORMS.rnn_relu_data),
+    torch.sparse.mm: _sparse_product,
     torch._C._nn.one_hot: _one_hot,
     # these look at a flag of success
     torch.linalg.solve: _solve,

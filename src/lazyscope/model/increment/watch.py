@@ -6,6 +6,7 @@ derivative (a result that depends on the parameters but requires no gradient), a
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -184,7 +185,7 @@ def _kind(node: fx.Node, kinds: dict[fx.Node, Kind], moving: int) -> Kind:
 
 # ── tensors and frames ─────────────────────────────────────────────────────────────────────────────────────────────
 def _inner(tensor: Tensor) -> Tensor:
-    torch._sync(tensor)
+    torch._functionalize_sync(tensor.elem)  # type: ignore[attr-defined]
     return torch._from_functional_tensor(tensor.elem)  # type: ignore[attr-defined]
 
 
@@ -194,7 +195,7 @@ def _node(tensor: Tensor) -> fx.Node | None:
     if mode is None or not isinstance(tensor, FunctionalTensor):
         return None
     slot = get_proxy_slot(_inner(tensor), mode.tracer, None)
-    return None if slot is None else slot.proxy.node  # type: ignore[attr-defined]
+    return None if slot is None else slot.proxy.node
 
 
 _APPLY: CodeType = torch.autograd.Function.apply.__func__.__code__  # type: ignore[attr-defined]
@@ -210,7 +211,9 @@ def _inside_autograd_function() -> bool:
     return False
 
 
-_OWN = tuple(str(Path(module.__file__).parent) for module in (torch, sys.modules["lazyscope"]) if module.__file__)
+_OWN = tuple(
+    f"{Path(module.__file__).parent}{os.sep}" for module in (torch, sys.modules["lazyscope"]) if module.__file__
+)
 
 
 def user_frame() -> FrameType | None:
