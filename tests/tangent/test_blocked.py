@@ -138,6 +138,21 @@ def test_regression_is_that_of_the_dense_twin(tiles: KernelTiles, sets: int | No
     torch.testing.assert_close(fit.predict(small(), points(), new, memory=200_000), expected, rtol=1e-6, atol=1e-6)
 
 
+def test_targets_of_a_regression_may_be_arrays_lists_and_classes(tiles: KernelTiles) -> None:
+    classes = torch.arange(POINTS) % OUTPUTS
+    y = torch.nn.functional.one_hot(classes, OUTPUTS)
+    expected = kernel_regression(tiles, y.double(), ridge=1e-3)
+    for target in (y, y.numpy(), y.double().tolist(), classes, classes.numpy()):
+        fit = kernel_regression(tiles, target, ridge=1e-3)
+        torch.testing.assert_close(fit.solution.x, expected.solution.x)
+    found = fit.predict(small(), points(), points(2), memory="1MB")
+    torch.testing.assert_close(found, expected.predict(small(), points(), points(2)))
+    with pytest.raises(InputError, match="relabel"):
+        kernel_regression(tiles, classes + 1, ridge=1e-3)
+    with pytest.raises(InputError, match='memory="2GB"'):
+        fit.predict(small(), points(), points(2), memory="little")
+
+
 def test_an_unfinished_solution_is_a_result(tiles: KernelTiles) -> None:
     fit = kernel_regression(tiles, points(POINTS, 4)[:, :OUTPUTS], ridge=1e-6, iterations=2)
     assert not fit.solution.converged

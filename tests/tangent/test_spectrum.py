@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 
 import pytest
 import torch
@@ -11,6 +12,7 @@ from torch.nn.functional import one_hot
 
 from lazyscope.errors import InputError
 from lazyscope.linalg import spectral_density
+from lazyscope.memory import Memory
 from lazyscope.model.base import Model
 from lazyscope.tangent.kernel import tangent_kernel
 from lazyscope.tangent.operator import TangentOperator, as_matrix
@@ -122,3 +124,37 @@ def test_alignment_of_classes_adds_up(model: Model, x: torch.Tensor) -> None:
 def test_a_decay_beyond_what_is_known_is_refused(model: Model, x: torch.Tensor) -> None:
     with pytest.raises(InputError, match="8 are known"):
         spectrum(model, x, top=8).decay(2, 20)
+
+
+@pytest.mark.parametrize("memory", ["1MB", 10**6, 1e6])
+def test_memory_as_users_write_it(model: Model, x: torch.Tensor, memory: Memory) -> None:
+    expected = spectrum(model, x).eigenvalues
+    torch.testing.assert_close(spectrum(model, x, memory=memory).eigenvalues, expected)
+    assert set(layer_spectra(model, x, memory=memory)) == set(model.params)
+    with pytest.raises(InputError, match='memory="2GB"'):
+        spectrum(model, x, memory="some")
+    with pytest.raises(InputError, match='memory="2GB"'):
+        layer_spectra(model, x, memory=-1)
+
+
+def test_a_spectrum_that_does_not_fit_is_refused_before_anything_is_computed(
+    model: Model, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("lazyscope.memory.free_memory", lambda device: 10**9)
+    monkeypatch.setattr(sys.modules[spectrum.__module__], "tangent_kernel", None)
+    x = torch.zeros(3000, 6, dtype=torch.float64)
+    with pytest.raises(
+        InputError, match=r"\(9000, 9000\).* takes 0.648 GB and computing it 3.89 GB, but 1 GB"
+    ) as caught:
+        spectrum(model, x)
+    for way in ("top=50", "TangentOperator", 'outputs="trace"', "tangent_kernel_to_zarr"):
+        assert way in str(caught.value)
+    with pytest.raises(InputError, match=r"computing it 7.78 GB"):  # four kernels, and their eigenvectors
+        layer_spectra(model, x)
+    with pytest.raises(InputError, match="eigenvectors"):
+        Spectrum.of(torch.eye(9000))
+
+
+def test_targets_of_an_alignment_may_be_a_list() -> None:
+    found = diagonal(torch.tensor([2.0, 1.0]).double())
+    torch.testing.assert_close(found.alignment([3.0, 4.0]).shares, torch.tensor([0.36, 0.64]).double())
