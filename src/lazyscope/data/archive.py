@@ -1,18 +1,18 @@
 """CIFAR-10 as it is handed round: hub Parquet files, the official binary and Python archives, folders of either.
 
-Whatever is wrong with a file ends as a `DataError` that names it and the remedy. Nothing is extracted to the disk, and
-pickles rebuild arrays, lists and text, never anything else.
+Whatever is wrong with a file ends as a `DataError` that names it and the remedy. Nothing is extracted to the disk,
+pickles rebuild arrays, lists and text, never anything else, and sizes that a file claims are compared with those of
+CIFAR-10 before memory is taken.
 """
 
 from __future__ import annotations
 
+import gzip
 import io
 import os
 import pickle
 import re
-import tarfile
 import warnings
-import zlib
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -31,6 +31,12 @@ ROW = 1 + 3072
 """Bytes of an image in the binary archive: its class, then red, green and blue, row by row."""
 LARGEST = 10_000 * ROW + 10_000_000
 """Bytes of the largest file of an archive, with room for the file names in the Python one."""
+WHOLE = 7 * LARGEST
+"""Bytes of a whole archive when it is unpacked: six such files, and some small ones."""
+MOST = 50_000
+"""Images in a half of the data set."""
+IMAGE = 2**14
+"""Bytes of the largest encoded image: 32×32 pixels of three bytes, and room for what cameras add."""
 
 
 @final
@@ -63,13 +69,15 @@ _PYTHON = {"train": [f"data_batch_{i}" for i in range(1, 6)], "test": ["test_bat
 
 
 @contextmanager
-def _reading(file: Path, errors: tuple[type[Exception], ...]) -> Iterator[None]:
-    """Say what is wrong with a file in one sentence."""
+def _reading(file: Path) -> Iterator[None]:
+    """Say what is wrong with a file in one sentence; a damaged one may raise anything."""
     try:
         yield
+    except DataError:
+        raise
     except FileNotFoundError as error:
         raise DataError(f"{error.filename} is missing; download CIFAR-10 again from {OFFICIAL}.") from error
-    except errors as error:
+    except Exception as error:
         reason = (str(error).splitlines() or [type(error).__name__])[0]
         raise DataError(
             f"{file} is damaged or no CIFAR-10 ({reason}); download it again from {ADDRESS} or {OFFICIAL}."
@@ -78,27 +86,68 @@ def _reading(file: Path, errors: tuple[type[Exception], ...]) -> Iterator[None]:
 
 # ── the official archives ─────────────────────────────────────────────────────────────────────────────────────────
 def _joined(place: Path, names: list[str], decode: Callable[[bytes, Path], tuple[np.ndarray, np.ndarray]]) -> Archive:
-    with _reading(place, (OSError, EOFError, ValueError, tarfile.TarError, zlib.error)):
-        contents = _unpacked(place, names) if place.is_file() else [(place / name).read_bytes() for name in names]
+    with _reading(place):
+        contents = _unpacked(place, names) if place.is_file() else [_content(place / name) for name in names]
     parts = [decode(content, place / name) for content, name in zip(contents, names, strict=True)]
     labels, pixels = (np.concatenate(side) for side in zip(*parts, strict=True))
     return Archive(place, labels, lambda rows: pixels[rows])
 
 
+def _content(file: Path) -> bytes:
+    with file.open("rb") as opened:
+        return _exactly(opened, _allowed(file.name, file.stat().st_size))
+
+
+def _allowed(name: str, size: int) -> int:
+    if size > LARGEST:
+        raise ValueError(f"{name} has {size} bytes, and no file of CIFAR-10 has more than {LARGEST}")
+    return size
+
+
+def _exactly(file: io.BufferedIOBase, size: int) -> bytes:
+    content = file.read(size)
+    if len(content) != size:
+        raise EOFError("it ends too early")
+    return content
+
+
 def _unpacked(file: Path, names: list[str]) -> list[bytes]:
-    """The named members of a tar file, read in one pass and never written anywhere."""
+    """The named members of a tar file, read in one pass and never written anywhere.
+
+    Read by hand, since Python's `tarfile` believes what a header says: it takes 2 GiB for a name that claims to be as
+    long. Only plain files of plain names are looked at; all else, long names included, is skipped in small pieces.
+    """
     found: dict[str, bytes] = {}
-    with tarfile.open(file) as tar:
-        for member in tar:
-            name = PurePosixPath(member.name).name
-            content = tar.extractfile(member) if name in names and member.isfile() else None
-            if content is not None and member.size <= LARGEST:
-                found[name] = content.read()
-        while tar.fileobj is not None and tar.fileobj.read(2**20):
-            pass  # to the end, where gzip compares its checksum
+    with file.open("rb") as raw:
+        packed = raw.read(2) == b"\x1f\x8b"
+        raw.seek(0)
+        tar: io.BufferedIOBase = gzip.GzipFile(fileobj=raw) if packed else raw
+        left = WHOLE
+        while (header := _exactly(tar, 512)).strip(b"\0"):
+            size = _size(header)
+            name = PurePosixPath(header[:100].split(b"\0")[0].decode("latin1")).name
+            left -= 512 + size
+            if left < 0:
+                raise ValueError(f"it unpacks to more than {WHOLE} bytes")
+            padding = -size % 512
+            if name in names and header[156:157] in b"0\0":
+                found[name] = _exactly(tar, _allowed(name, size))
+                size = 0
+            for start in range(0, size + padding, 2**20):
+                _exactly(tar, min(2**20, size + padding - start))
+        while (rest := tar.read(2**20)) and left >= 0:  # to the end, where gzip compares its checksum
+            left -= len(rest)
     if missing := [name for name in names if name not in found]:
         raise ValueError(f"it holds no {missing[0]}")
     return [found[name] for name in names]
+
+
+def _size(header: bytes) -> int:
+    """The size that the header of a tar member tells, if the header is whole."""
+    told = int(header[148:156].strip(b" \0") or b"0", 8)
+    if told != sum(header) - sum(header[148:156]) + 8 * ord(" "):
+        raise ValueError("a header of its members is damaged")
+    return int(header[124:136].strip(b" \0") or b"0", 8)
 
 
 def _binary(content: bytes, file: Path) -> tuple[np.ndarray, np.ndarray]:
@@ -111,22 +160,42 @@ def _binary(content: bytes, file: Path) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _python(content: bytes, file: Path) -> tuple[np.ndarray, np.ndarray]:
-    with _reading(file, (Exception,)), warnings.catch_warnings():  # a damaged pickle may raise anything
+    with _reading(file), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # NumPy deprecates the way in which the authors' NumPy wrote its dtypes
-        table = _Arrays(io.BytesIO(content), encoding="bytes").load()
+        table = _unpickled(content)
         names = {_text(name): value for name, value in table.items()}
-        labels, pixels = np.asarray(names["labels"]), names["data"]
+        labels, pixels = _classes(names["labels"]), names["data"]
         if not isinstance(pixels, np.ndarray) or pixels.dtype != np.uint8 or pixels.shape != (len(labels), 3072):
             raise ValueError("its data are no rows of 3072 bytes")
-        return labels.astype(np.int64, casting="safe"), pixels.reshape(-1, *SHAPE)
+        return labels, pixels.reshape(-1, *SHAPE)
+
+
+def _unpickled(content: bytes) -> Any:
+    try:
+        return _Arrays(io.BytesIO(content), encoding="bytes").load()
+    except EOFError:
+        raise EOFError("Ran out of input: it is truncated") from None
+
+
+def _classes(labels: Any) -> np.ndarray:
+    """A list of whole numbers, or such an array, as an array; lists of lists may stand for more than memory holds."""
+    if isinstance(labels, list) and not all(type(label) is int for label in labels):
+        raise ValueError("Cannot cast its labels to whole numbers")
+    found = np.asarray(labels)
+    if found.ndim != 1 or found.dtype.kind not in "iu":
+        raise ValueError("Cannot cast its labels to a row of whole numbers")
+    return found.astype(np.int64)
 
 
 def _text(name: Any) -> str:
     return name.decode() if isinstance(name, bytes) else str(name)
 
 
-class _Arrays(pickle.Unpickler):
-    """Unpickles arrays, lists, dicts, numbers and text; any other name is refused before it is looked up."""
+class _Arrays(pickle._Unpickler):
+    """Unpickles arrays, lists, dicts, numbers and text; any other name is refused before it is looked up.
+
+    In Python, not in C, whose unpickler takes memory for as many objects as the file names.
+    """
 
     _KNOWN: ClassVar[dict[tuple[str, str], Any]] = {
         ("numpy.core.multiarray", "_reconstruct"): np.empty(0).__reduce__()[0],
@@ -164,10 +233,22 @@ def _columns(file: Path) -> tuple[list[bytes | None], np.ndarray]:
         import pyarrow.parquet
     except ImportError as error:
         raise DataError("Reading these files needs pyarrow; run pip install pyarrow.") from error
-    with _reading(file, (OSError, KeyError, TypeError, pyarrow.ArrowException)):
-        table = pyarrow.parquet.read_table(file, columns=["img", "label"]).flatten()
-        labels = table.column("label").to_numpy()
-        return table.column("img.bytes").to_pylist(), labels.astype(np.int64, casting="safe")
+    with _reading(file):
+        # As a dictionary each image is read once, however often it is said to occur: so its size is known before.
+        table = pyarrow.parquet.ParquetFile(file, read_dictionary=["img.bytes"])
+        size = sum(table.metadata.row_group(i).total_byte_size for i in range(table.num_row_groups))
+        if table.metadata.num_rows > MOST or size > WHOLE:
+            raise ValueError(f"it holds {table.metadata.num_rows} rows and {size} bytes")
+        images: list[bytes | None] = []
+        labels = [np.empty(0, np.int64)]
+        for group in range(table.num_row_groups):
+            for batch in table.iter_batches(10_000, row_groups=[group], columns=["img.bytes", "label"]):
+                column = batch.column("img").field("bytes")
+                if (longest := max(map(len, column.dictionary.to_pylist()), default=0)) > IMAGE:
+                    raise ValueError(f"it holds an image of {longest} bytes")
+                images += column.to_pylist()
+                labels.append(_classes(batch.column("label").to_numpy(zero_copy_only=False)))
+        return images, np.concatenate(labels)
 
 
 def _decoded(images: list[tuple[bytes | None, Path]]) -> np.ndarray:
@@ -180,15 +261,20 @@ def _decoded(images: list[tuple[bytes | None, Path]]) -> np.ndarray:
 
 
 def _pixels(image: bytes | None, file: Path) -> bytes:
-    """One PNG or JPEG as 32×32×3 bytes."""
-    from PIL import Image, UnidentifiedImageError
+    """One PNG or JPEG as 32×32×3 bytes; its size is read before it is decoded."""
+    from PIL.JpegImagePlugin import JpegImageFile
+    from PIL.PngImagePlugin import PngImageFile
 
+    content = image or b""
     try:
-        with Image.open(io.BytesIO(image or b""), formats=("PNG", "JPEG")) as opened:
-            size = opened.size
-            pixels = (opened if opened.mode == "RGB" else opened.convert("RGB")).tobytes()
-    except (UnidentifiedImageError, OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
+        # Not Image.open, which warns of large images, and then opens them.
+        kind = PngImageFile if content.startswith(b"\x89PNG") else JpegImageFile
+        with kind(io.BytesIO(content)) as opened:
+            if opened.size != (32, 32):
+                size = "×".join(map(str, opened.size))
+                raise DataError(f"{file} holds an image of {size} pixels, not 32×32; download CIFAR-10 from {ADDRESS}.")
+            return (opened if opened.mode == "RGB" else opened.convert("RGB")).tobytes()
+    except DataError:
+        raise
+    except Exception as error:  # a damaged image may raise anything
         raise DataError(f"An image of {file} cannot be decoded ({error}); download it again from {ADDRESS}.") from error
-    if size != (32, 32):
-        raise DataError(f"{file} holds an image of {size} pixels, not 32×32; download CIFAR-10 from {ADDRESS}.")
-    return pixels

@@ -133,10 +133,8 @@ def _data(name: str, seed: int) -> tuple[Tensor, Tensor]:
         ) from error
     for key, array in arrays.items():
         if array.ndim == 0 or array.is_complex():
-            raise DataError(
-                f"{key} in {path} is {'a single number' if array.ndim == 0 else 'complex'}; write one row of real numbers"
-                " per example."
-            )
+            kind = "a single number" if array.ndim == 0 else "complex"
+            raise DataError(f"{key} in {path} is {kind}; write one row of real numbers per example.")
     return arrays["x"], arrays["y"]
 
 
@@ -150,8 +148,8 @@ def _arrays(path: Path) -> dict[str, Tensor]:
         members = [file.getinfo(f"{key}.npy") for key in ("x", "y")]
         if (size := sum(member.file_size for member in members)) > LARGEST:
             raise DataError(
-                f"{path} unpacks to {size / 2**30:.1f} GiB, and at most {LARGEST / 2**30:.0f} GiB are read; write fewer rows, or"
-                " let the factory return (module, x, y)."
+                f"{path} unpacks to {size / 2**30:.1f} GiB, and at most {LARGEST / 2**30:.0f} GiB are read; write fewer"
+                " rows, or let the factory return (module, x, y)."
             )
         return {key: torch.from_numpy(_array(file, member)) for key, member in zip("xy", members, strict=True)}
 
