@@ -74,6 +74,27 @@ def physics_informed() -> Subject:
     return Subject(module(Residual()), points(4, 1))
 
 
+class Burgers(nn.Module):
+    """The same without a word about gradients: it runs only where they are enabled, as in training."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.u = mlp(5, 1, d=2)
+
+    def forward(self, point: Tensor) -> Tensor:
+        point.requires_grad_()
+        u = self.u(point)
+        (first,) = torch.autograd.grad(u, point, torch.ones_like(u), create_graph=True)
+        (second,) = torch.autograd.grad(first[:, 0].sum(), point, create_graph=True)
+        residual: Tensor = first[:, 1:] + u * first[:, :1] - 0.1 * second[:, :1]
+        return residual
+
+
+def physics_informed_bare() -> Subject:
+    """A physics-informed network that sets requires_grad_ on its own inputs."""
+    return Subject(module(Burgers()), points(4, 2))
+
+
 class Curvature(nn.Module):
     """The Laplacian of a network, by torch.func.hessian under vmap."""
 

@@ -193,23 +193,30 @@ def packed_unsorted() -> Subject:
 
 
 class Masked(nn.Module):
-    """A branch on a mask that enters as an input."""
+    """A branch on a mask that enters as an input: a shortcut, or one that counts over the whole batch."""
 
-    def __init__(self) -> None:
+    def __init__(self, counts: bool) -> None:
         super().__init__()
-        self.mix = nn.Linear(3, 3)
+        self.mix, self.counts = nn.Linear(3, 3), counts
 
     def forward(self, x: Tensor, mask: Tensor) -> Tensor:
         h = torch.tanh(self.mix(x))
         if not bool(mask.all()):
             h = h * mask.to(h.dtype)
-        return h if int(mask.sum()) % 2 else 2 * h
+        return 2 * h if self.counts and int(mask.sum()) % 2 else h
+
+
+MASK = torch.tensor([[1, 1, 1], [1, 0, 1], [1, 1, 1], [0, 0, 1]], dtype=torch.bool)
 
 
 def input_branch() -> Subject:
-    """Control flow that depends on inputs."""
-    mask = torch.tensor([[1, 1, 1], [1, 0, 1], [1, 1, 1], [0, 0, 1]], dtype=torch.bool)
-    return Subject(module(Masked()), (points(), mask), apart=False)
+    """A shortcut for samples without padding, as in Hugging Face's models."""
+    return Subject(module(Masked(False)), (points(), MASK.clone()))
+
+
+def batch_branch() -> Subject:
+    """A branch on what is counted over the whole batch, so that samples depend on each other."""
+    return Subject(module(Masked(True)), (points(), MASK.clone()), apart=False)
 
 
 class ValueBranch(nn.Module):

@@ -86,7 +86,8 @@ TABLE: list[Row] = [
     Row("Inputs and outputs", "Dict with constants", ordinary.constants),
     Row("Inputs and outputs", '`output="logits"`', ordinary.output_field),
     Row("Inputs and outputs", "`output=lambda o: …`", ordinary.output_function),
-    Row("Inputs and outputs", "Branch on an input mask", ordinary.input_branch),
+    Row("Inputs and outputs", "Branch on a mask", ordinary.input_branch),
+    Row("Inputs and outputs", "Branch on a count over the batch", ordinary.batch_branch, refused=_NO_KERNEL),
     Row(
         "Inputs and outputs",
         "Branch on a value that moves",
@@ -164,6 +165,7 @@ TABLE: list[Row] = [
     ),
     Row("Equations in the forward", "torchdiffeq `odeint_adjoint`", equations.ode_adjoint, refused=_BACKWARD),
     Row("Equations in the forward", "`autograd.grad` in the forward (PINN)", equations.physics_informed),
+    Row("Equations in the forward", "`x.requires_grad_()` in the forward (PINN)", equations.physics_informed_bare),
     Row("Equations in the forward", "`torch.func.hessian` in the forward", equations.laplacian),
     Row("Equations in the forward", "`torch.func.grad` in the forward", equations.energy),
     Row("Layers", "EmbeddingBag", layers.embedding_bag),
