@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 import torch
 
-from lazyscope.errors import ExperimentError, StoreError
+from lazyscope.errors import ExperimentError
 from lazyscope.lab import Experiment, Params, Result
-from lazyscope.lab.outcome import Outcome
+from lazyscope.lab.outcome import Outcome, View
 from lazyscope.lab.report import refresh, write_report
 from lazyscope.lab.run import evaluate, run, run_all
 from lazyscope.lab.store import DamagedFile, Store
@@ -160,11 +160,39 @@ def test_refresh_redraws_from_stored_trials(tmp_path: Path, toy: Experiment, log
     assert computed(log) == []
 
 
-def test_damaged_outcome_is_told(tmp_path: Path, toy: Experiment) -> None:
+def test_damaged_outcome_is_told(tmp_path: Path, toy: Experiment, log: Path) -> None:
     run(toy, "quick", Store(tmp_path), device=CPU)
+    log.write_text("")
     (tmp_path / "toy" / "quick.json").write_text("{")
-    with pytest.raises(StoreError, match="lazyscope reproduce toy --scale quick"):
-        write_report(tmp_path)
+    with pytest.warns(DamagedFile, match="lazyscope reproduce toy --scale quick"):
+        assert "Nothing is stored" in write_report(tmp_path).read_text()
+    assert run(toy, "quick", Store(tmp_path), device=CPU).holds
+    assert computed(log) == []
+
+
+def test_a_figure_is_drawn_again_only_when_something_has_changed(
+    tmp_path: Path, toy: Experiment, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    drawn: list[str] = []
+    outcome = View.outcome
+
+    def counted(view: View) -> Outcome:
+        drawn.append(view.experiment.title)
+        return outcome(view)
+
+    monkeypatch.setattr(View, "outcome", counted)
+    store = Store(tmp_path)
+    first = run(toy, "quick", store, device=CPU)
+    assert run(toy, "quick", store, device=CPU) == first
+    assert drawn == ["Squares"]
+    run(dataclasses.replace(toy, title="Anew"), "quick", store, device=CPU)
+    run(dataclasses.replace(toy, title="Anew", claims=lambda trials: []), "quick", store, device=CPU)
+    victim = next(tmp_path.rglob("*.npz"))
+    victim.unlink()
+    run(toy, "quick", store, device=CPU)
+    (tmp_path / "toy" / "quick.png").write_bytes(b"another")
+    assert run(toy, "quick", store, device=CPU).png == first.png
+    assert drawn == ["Squares", "Anew", "Anew", "Squares", "Squares"]
 
 
 def test_figures_are_the_same_file_each_time(tmp_path: Path, toy: Experiment) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 from pathlib import Path
 
 import pytest
@@ -61,8 +62,9 @@ def test_the_report_shows_what_trainings_cost(tmp_path: Path, toy: Experiment) -
 def test_outcomes_written_before_there_were_costs_are_read(tmp_path: Path, toy: Experiment) -> None:
     outcome = run(toy, "quick", Store(tmp_path), device=CPU)
     path = tmp_path / "toy" / "quick.json"
-    text = path.read_text()
-    assert ',\n "runs": []' in text
-    path.write_text(text.replace(',\n "runs": []', ""))
+    table = json.loads(path.read_text())
+    for name in ("runs", "basis", "checksum"):
+        del table[name]
+    path.write_text(json.dumps(table))
     assert Outcome.load(path) == outcome
     assert "trainings cost" not in write_report(tmp_path).read_text()

@@ -1,45 +1,73 @@
 """The hash of the code that computes a trial.
 
-It covers, in the experiment's own module, `trial` and every definition it reaches by name, and whole every
-module of lazyscope (or of the experiment's own package) that those import, transitively. Comments, docstrings,
-layout, `figure`, `claims` and `grid` do not count (the grid's values are in the trial's key already), nor does
-the lab, which moves results and never makes them.
+It covers, in the experiment's own module, `trial` and every definition that it reaches by name, and the whole of every
+module that those import, transitively, relative, star and sibling imports included; Python's own and installed packages
+do not count, except lazyscope and the experiment's own package. Where the trial is not a plain function, what it holds
+counts as well: a lambda's text, the arguments of a `functools.partial`, the variables of a closure, the state of an
+object. Torch's release counts, since another one may compute other numbers. Comments, docstrings, layout, `figure`,
+`claims` and `grid` do not count (the grid's values are in the trial's key already), nor does the lab, which moves
+results and never makes them.
+
+Code cannot see what a trial reads elsewhere. Files and environment variables count if the experiment declares them
+(`Experiment.files`, `Experiment.variables`); a module that is imported by a computed name, or data that are read
+undeclared, are the author's own responsibility.
 """
 
 from __future__ import annotations
 
 import ast
 import hashlib
-import importlib.util
 import inspect
-from collections.abc import Callable, Iterable
+import re
+import sys
+from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cache, partial
+from functools import partial
 from pathlib import Path
+from types import BuiltinFunctionType, CodeType, FunctionType, MethodType, ModuleType
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
 
 from lazyscope.errors import ExperimentError
 from lazyscope.lab.experiment import Experiment
-
-_LAB = "lazyscope.lab"
-_VIEWS = {"figure", "claims", "grid", "EXPERIMENT"}
-"""What never counts in another experiment's module, from which `trial` may take a function."""
+from lazyscope.lab.sources import bound, counts, file_of, imports, place_of, reached, read, tree
 
 
 def fingerprint(experiment: Experiment) -> str:
-    """A short hash that changes when, and only when, what the trials compute may have changed."""
+    """A short hash that changes when what the trials compute may have changed.
+
+    Args:
+        experiment: Whose trials.
+
+    Returns:
+        Sixteen hexadecimal digits.
+    """
     return code_behind(experiment.trial, experiment.name).fingerprint
 
 
 def drawing_code(experiment: Experiment) -> Code:
-    """What draws and judges the trials: every file of lazyscope, the lab's with them, and what they import besides."""
+    """What draws and judges the trials: every file of lazyscope, the lab's with them, and what they import besides.
+
+    Args:
+        experiment: Whose figure and claims.
+
+    Returns:
+        The hash of all these files, and where they are.
+    """
     files: dict[str, Path] = {}
+    texts: list[str] = []
     for part in (experiment.figure, experiment.claims):
-        files |= code_behind(part, experiment.name).files
+        code = code_behind(part, experiment.name)
+        files |= code.files
+        texts.append(code.fingerprint)  # what a closure or a partial holds is in no file
     package = Path(__file__).parents[1]
     for path in package.rglob("*.py"):
         inside = path.relative_to(package.parent).with_suffix("").parts
         files[".".join(inside).removesuffix(".__init__")] = path
-    texts = [f"{name}\n{files[name].read_text(encoding='utf-8')}" for name in sorted(files)]
+    texts += [f"{name}\n{files[name].read_bytes().hex()}" for name in sorted(files)]
     return Code(_hash(texts), files)
 
 
@@ -52,123 +80,219 @@ class Code:
 
 
 def code_behind(function: Callable[..., object], experiment: str) -> Code:
-    """What a function of this experiment, such as its trial, computes, as it stands on the disk."""
-    while isinstance(function, partial):
-        function = function.func
-    file = inspect.getsourcefile(function)
-    if file is None:
-        raise ExperimentError(f"'{experiment}' has a function without a source file; define it in a module.")
-    own = _reached(_tree(Path(file).read_text(encoding="utf-8")), function.__name__)
-    modules: dict[str, str] = {}
-    files = {function.__module__: Path(file)}
-    packages = {"lazyscope", function.__module__.partition(".")[0]}
-    waiting = _chosen(_imports(own), packages)
-    while waiting:
-        name = waiting.pop()
-        path = _path(name)
-        if name in modules or path is None:
-            continue
-        text = _text(path.read_text(encoding="utf-8"))
-        modules[name], files[name] = text.code, path
-        waiting |= _chosen(text.imports, packages)
-    texts = [ast.unparse(node) for node in own] + [f"{name}\n{modules[name]}" for name in sorted(modules)]
-    return Code(_hash(texts), files)
+    """What a function of this experiment, such as its trial, computes, as it stands on the disk.
+
+    Args:
+        function: A function, lambda, method, `functools.partial` or object that can be called.
+        experiment: The name of the experiment, for what is refused.
+
+    Returns:
+        The hash and the files. What cannot be hashed, such as a function typed at a prompt or an open file in a
+        closure, is refused with an `ExperimentError`.
+    """
+    try:
+        return _Behind(experiment, function).code()
+    except (OSError, SyntaxError, UnicodeDecodeError) as error:
+        raise ExperimentError(f"The code of '{experiment}' cannot be read ({error}); check its files.") from error
 
 
 def _hash(texts: list[str]) -> str:
-    return hashlib.sha256("\n".join(texts).encode()).hexdigest()[:16]
+    return hashlib.sha256("\n".join(texts).encode("utf-8", "backslashreplace")).hexdigest()[:16]
 
 
-def _reached(tree: ast.Module, root: str) -> list[ast.stmt]:
-    """The top-level statements that `root` reaches by name; those that bind nothing always count."""
-    bound = [(statement, _bound(statement)) for statement in tree.body]
-    names, size = {root}, 0
-    while len(names) > size:
-        size = len(names)
-        for statement, binds in bound:
-            if binds & names:
-                names |= {node.id for node in ast.walk(statement) if isinstance(node, ast.Name)}
-    return [statement for statement, binds in bound if not binds or binds & names]
+class _Behind:
+    """All that is found behind a function; objects are entered once, so they may refer to each other."""
+
+    def __init__(self, experiment: str, function: Callable[..., object]) -> None:
+        self._experiment = experiment
+        self._texts = [f"torch {re.split(r'[+]', torch.__version__)[0]}"]
+        self._packages = {"lazyscope", _module_of(function).partition(".")[0]}
+        self._own: dict[str, bool] = {}
+        self._entered: dict[int, object] = {}  # the objects as well, lest another one gets the same id
+        self._files: dict[str, Path] = {}
+        self._roots: dict[str, set[str]] = {}
+        self._lambdas: dict[str, set[int]] = {}
+        self._modules: set[str] = set()
+        self._enter(function)
+
+    def code(self) -> Code:
+        """The hash over what was entered, the statements it reaches, and the modules these import."""
+        texts, modules = list(self._texts), dict[str, str]()
+        waiting = set(self._modules)
+        for module in sorted(self._roots.keys() | self._lambdas.keys()):
+            statements, beside = self._statements(module)
+            texts += [ast.unparse(node) for node in (*beside, *statements)]
+            waiting |= imports((*statements, *beside), self._package(module))
+        while waiting:
+            name = waiting.pop()
+            if name in modules or not self._counts(name) or (path := file_of(name)) is None:
+                continue
+            text = read(path, name)
+            modules[name], self._files[name] = text.code, path
+            waiting |= text.imports
+        for name in {parent for module in (*modules, *self._files) for parent in _around(module)} - modules.keys():
+            if (path := file_of(name)) is not None:
+                modules[name], self._files[name] = read(path, name).code, path
+        return Code(_hash(texts + [f"{name}\n{modules[name]}" for name in sorted(modules)]), self._files)
+
+    def _statements(self, module: str) -> tuple[list[ast.stmt], list[ast.AST]]:
+        """What the functions of one module reach in it, and its lambdas that were entered."""
+        path = self._files[module]
+        parsed = tree(path.read_text(encoding="utf-8"))
+        lines = self._lambdas.get(module, set())
+        lambdas: list[ast.AST] = [n for n in ast.walk(parsed) if isinstance(n, ast.Lambda) and n.lineno in lines]
+        if lines - {getattr(node, "lineno", 0) for node in lambdas}:
+            raise ExperimentError(
+                f"A lambda of '{self._experiment}' is no longer where it was in {path}; run the command again."
+            )
+        roots = self._roots.get(module, set())
+        if roots - {name for statement in parsed.body for name in bound(statement)}:
+            return parsed.body, lambdas  # a class or function that was made, not written: anything may have made it
+        return reached(parsed, roots, lambdas), lambdas
+
+    def _package(self, module: str) -> str:
+        loaded = getattr(sys.modules.get(module), "__package__", None)
+        if loaded is not None:
+            return str(loaded)
+        return module if self._files[module].stem == "__init__" else module.rpartition(".")[0]
+
+    def _counts(self, module: str) -> bool:
+        """By its top-level package: of an installed one nothing is looked at."""
+        top = module.partition(".")[0]
+        if top not in self._own:
+            self._own[top] = top in self._packages or counts(top, place_of(top), self._packages)
+        return self._own[top] and counts(module, None, self._packages | {top})
+
+    def _enter(self, value: object) -> None:
+        """Take a value into the hash: a number by itself, a function by its code, an object by its class and state."""
+        if isinstance(value, str | bytes | int | float | complex | torch.dtype | torch.device | Path | None):
+            self._texts.append(f"{type(value).__name__} {value!r}")
+            return
+        if id(value) in self._entered:
+            self._texts.append(f"again {list(self._entered).index(id(value))}")
+            return
+        self._entered[id(value)] = value
+        self._texts.append(type(value).__qualname__)
+        if isinstance(value, partial):
+            self._enter_all(value.func, value.args, value.keywords)
+        elif isinstance(value, MethodType):
+            self._enter_all(value.__func__, value.__self__)
+        elif isinstance(value, FunctionType):
+            self._enter_function(value)
+        elif isinstance(value, type):
+            self._enter_class(value)
+        elif isinstance(value, ModuleType):
+            self._texts.append(value.__name__)
+            self._modules.add(value.__name__)
+        elif isinstance(value, Tensor):
+            self._enter_array(value.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy(), value.dtype)
+            self._enter(tuple(value.shape))
+        elif isinstance(value, np.ndarray) and not value.dtype.hasobject:
+            self._enter_array(np.ascontiguousarray(value), (value.dtype.str, value.shape))
+        elif isinstance(value, dict):
+            self._enter_all(*(part for item in value.items() for part in item))
+        elif isinstance(value, list | tuple):
+            self._enter_all(*value)
+        elif isinstance(value, set | frozenset):
+            self._enter_all(*sorted(value, key=repr))
+        elif isinstance(value, BuiltinFunctionType | np.ufunc):
+            self._texts.append(str(getattr(value, "__qualname__", value)))
+            if not isinstance(getattr(value, "__self__", None), ModuleType | None):
+                self._enter(getattr(value, "__self__", None))
+        elif hasattr(value, "__wrapped__"):  # as functools.cache leaves it
+            self._enter(value.__wrapped__)
+        else:
+            self._enter_object(value)
+
+    def _enter_all(self, *values: object) -> None:
+        self._texts.append(str(len(values)))
+        for value in values:
+            self._enter(value)
+
+    def _enter_array(self, content: np.ndarray, kind: object) -> None:
+        self._texts.append(f"{kind} {hashlib.sha256(content.data).hexdigest()}")
+
+    def _enter_object(self, value: object) -> None:
+        """Any other object, by what pickle would keep of it."""
+        try:
+            kept: Any = value.__reduce_ex__(4)
+        except Exception as error:
+            raise ExperimentError(
+                f"'{self._experiment}' depends on a {type(value).__name__}, which cannot be hashed ({error}); let its"
+                " functions hold numbers, strings, arrays and other functions."
+            ) from error
+        if isinstance(kept, str):
+            self._texts.append(kept)
+        else:
+            self._enter_all(*(part if i < 3 or part is None else list(part) for i, part in enumerate(kept[:5])))
+
+    def _enter_function(self, function: FunctionType) -> None:
+        code, module = function.__code__, str(function.__globals__.get("__name__", ""))
+        held = [_content(cell) for cell in function.__closure__ or ()]
+        around: object = getattr(function, "__wrapped__", None)
+        file = _file(code)
+        own = file is not None and self._counts_as(module, file)
+        if own and file is not None:
+            self._texts.append(code.co_qualname)
+            self._find(module, file, code.co_qualname, code.co_firstlineno)
+        elif around is None:
+            self._texts.append(f"{module}.{code.co_qualname}")
+            if file is None and module.partition(".")[0] in self._packages:
+                raise ExperimentError(
+                    f"'{self._experiment}' has a function without a source file; define it in a module."
+                )
+        if own or around is None:
+            self._enter_all(held, list(function.__defaults__ or ()), function.__kwdefaults__ or {})
+        if around is not None:  # a decorator stands in the text of what it decorates
+            self._enter(around)
+
+    def _enter_class(self, kind: type) -> None:
+        self._texts.append(f"{kind.__module__}.{kind.__qualname__}")
+        file = getattr(sys.modules.get(kind.__module__), "__file__", None)
+        if file is None or not self._counts_as(kind.__module__, Path(file)):
+            return
+        self._find(kind.__module__, Path(file), kind.__qualname__, 0)
+        if "<locals>" in kind.__qualname__:
+            parts = [part for part in vars(kind).values() if isinstance(part, FunctionType)]
+            self._enter_all(*(part for part in parts if _file(part.__code__) is not None))  # dataclasses write some
+
+    def _counts_as(self, module: str, file: Path) -> bool:
+        return module == "__main__" or counts(module, file, self._packages)
+
+    def _find(self, module: str, file: Path, qualname: str, line: int) -> None:
+        """Start from this name in its module; a lambda that no definition contains is known by its line."""
+        self._files[module] = file
+        root = qualname.partition(".")[0]
+        if root == "<lambda>":
+            self._lambdas.setdefault(module, set()).add(line)
+        else:
+            self._roots.setdefault(module, set()).add(root)
 
 
-def _bound(statement: ast.stmt) -> set[str]:
-    """The names that a top-level statement defines."""
-    if isinstance(statement, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
-        return {statement.name}
-    if isinstance(statement, ast.Import | ast.ImportFrom):
-        return {alias.asname or alias.name.partition(".")[0] for alias in statement.names}
-    if isinstance(statement, ast.Assign | ast.AnnAssign):
-        return {n.id for n in ast.walk(statement) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)}
-    return set()
+def _module_of(function: object) -> str:
+    """The module in which the code behind a function runs; decorators and `wraps` say otherwise."""
+    while isinstance(function, partial | MethodType):
+        function = function.func if isinstance(function, partial) else function.__func__
+    while (around := getattr(function, "__wrapped__", None)) is not None:
+        function = around
+    if isinstance(function, FunctionType):
+        return str(function.__globals__.get("__name__", ""))
+    return str(getattr(function, "__module__", None) or type(function).__module__)
 
 
-@dataclass(frozen=True)
-class _Text:
-    """What a module says, and all that it imports."""
-
-    code: str
-    imports: frozenset[str]
+def _around(module: str) -> list[str]:
+    """The packages around a module, whose own files run first; those of lazyscope only gather names."""
+    parts = module.split(".")
+    return [] if parts[0] == "lazyscope" else [".".join(parts[:i]) for i in range(1, len(parts))]
 
 
-@cache  # twenty experiments stand on the same hundred modules
-def _text(source: str) -> _Text:
-    """A module of the code."""
-    tree = _tree(source)
-    if any("EXPERIMENT" in _bound(statement) for statement in tree.body):
-        tree.body = [statement for statement in tree.body if not _bound(statement) & _VIEWS]
-    return _Text(ast.unparse(tree), _imports([tree]))
+def _file(code: CodeType) -> Path | None:
+    name = inspect.getsourcefile(code)
+    return Path(name) if name is not None and Path(name).is_file() else None
 
 
-def _imports(nodes: Iterable[ast.AST]) -> frozenset[str]:
-    """The names of modules imported here; `from m import n` may name a module m.n.
-
-    Relative imports are not followed: lazyscope has none.
-    """
-    found: set[str] = set()
-    for node in (inner for outer in nodes for inner in ast.walk(outer)):
-        if isinstance(node, ast.Import):
-            found |= {alias.name for alias in node.names}
-        elif isinstance(node, ast.ImportFrom):
-            found |= {f"{node.module}", *(f"{node.module}.{alias.name}" for alias in node.names)}
-    return frozenset(found)
-
-
-def _chosen(names: Iterable[str], packages: set[str]) -> set[str]:
-    """Those of these packages, less the lab."""
-    return {name for name in names if name.partition(".")[0] in packages and not f"{name}.".startswith(f"{_LAB}.")}
-
-
-def _path(module: str) -> Path | None:
-    """The module's file; None where the name is not a module but something inside one."""
+def _content(cell: Any) -> object:
     try:
-        spec = importlib.util.find_spec(module)
-    except ModuleNotFoundError:
-        return None
-    return Path(spec.origin) if spec is not None and spec.origin is not None else None
-
-
-def _tree(source: str) -> ast.Module:
-    """The syntax tree without docstrings; comments and layout are gone already."""
-    tree = ast.parse(source)
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
-            node.body = [s for s in node.body if not _is_text(s)] or [ast.Pass()]
-    tree.body = [single for statement in tree.body for single in _split(statement)]
-    return tree
-
-
-def _split(statement: ast.stmt) -> list[ast.stmt]:
-    """An import of several names as several imports: each counts only where its own name is reached."""
-    if isinstance(statement, ast.Import):
-        return [ast.Import([alias]) for alias in statement.names]
-    if isinstance(statement, ast.ImportFrom):
-        return [ast.ImportFrom(statement.module, [alias], statement.level) for alias in statement.names]
-    return [statement]
-
-
-def _is_text(statement: ast.stmt) -> bool:
-    return (
-        isinstance(statement, ast.Expr)
-        and isinstance(statement.value, ast.Constant)
-        and isinstance(statement.value.value, str)
-    )
+        return cell.cell_contents
+    except ValueError:  # not assigned yet
+        return "empty"

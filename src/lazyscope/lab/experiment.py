@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TypeAlias, overload
 
 import numpy as np
@@ -100,8 +101,23 @@ class Trials(Sequence[Trial]):
 class Experiment:
     """One figure of a source: how to measure it, draw it, and judge it.
 
-    `trial` gets up to `chunk` points at once, to run as one batched program, and returns one result a point
-    in the same order; each point is stored by itself. `claims` must be able to fail.
+    A stored trial is used again only while nothing that it was computed from has changed. Code is found by itself.
+    What else a trial reads must be declared in `files` and `variables`; a change of undeclared data is not seen.
+
+    Args:
+        name: What it is called on the command line, and the name of its folder of results.
+        source: The publication and the figure.
+        title: What the figure shows.
+        cost: About how long it takes, for each scale.
+        grid: Called with a scale, it returns the points to measure.
+        trial: Gets up to `chunk` points at once and the device, runs them as one batched program, and returns one
+            result per point in the same order; each point is stored by itself.
+        figure: Draws the trials.
+        claims: Judges the trials; a claim must be able to fail.
+        chunk: The largest number of points that `trial` gets at once.
+        files: Files and folders that the trials read, whose content counts; relative to the current folder, as for
+            `open`.
+        variables: Environment variables that the trials read, whose values count.
     """
 
     name: str
@@ -113,3 +129,19 @@ class Experiment:
     figure: Callable[[Trials], Figure]
     claims: Callable[[Trials], list[Claim]]
     chunk: int = 1
+    files: tuple[str | Path, ...] = ()
+    variables: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        if (
+            not self.name.isprintable()
+            or self.name.startswith(".")
+            or {*self.name} & {*"/\\:"}
+            or not self.name.strip()
+        ):
+            raise ExperimentError(
+                f"An experiment cannot be named {self.name!r}, because its results go to a folder of that name; leave"
+                " out slashes, colons and a dot at the start."
+            )
+        if self.chunk < 1:
+            raise ExperimentError(f"The chunk of '{self.name}' is {self.chunk}; pass at least one point.")

@@ -5,21 +5,33 @@ from __future__ import annotations
 import io
 import json
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
+from typing import Any, TypeVar
 
 from matplotlib.figure import Figure
 
 from lazyscope.errors import StoreError
 from lazyscope.lab import disk
 from lazyscope.lab.experiment import Claim, Experiment, Trials
+from lazyscope.lab.failure import one_line, part
+from lazyscope.lab.seal import checksum
 from lazyscope.lab.store import Record
 from lazyscope.lab.style import style
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
 class Run:
-    """What one training cost; any trial whose result has these names gets a row in the report."""
+    """What one training cost; any trial whose result has these names gets a row in the report.
+
+    Args:
+        point: The parameters that tell it from the others.
+        device_seconds: The time of its steps.
+        images_per_second: How fast it was.
+        peak_memory: The most bytes that it used.
+    """
 
     point: str
     device_seconds: float
@@ -40,7 +52,22 @@ _COSTS = ("device_seconds", "images_per_second", "peak_memory")
 
 @dataclass(frozen=True)
 class Outcome:
-    """A row of the report; lies as `<root>/<name>/<scale>.json`, `.png` and `.svg`."""
+    """A row of the report; lies as `<root>/<name>/<scale>.json`, `.png` and `.svg`.
+
+    Args:
+        name: The experiment's.
+        source: The experiment's.
+        title: The experiment's.
+        scale: One of `SCALES`.
+        claims: Judged.
+        trials: How many there are.
+        seconds: How long they took, added up.
+        provenance: What they were measured with and when, each value once.
+        png: The figure.
+        svg: The figure.
+        runs: What each training cost.
+        basis: A hash of the trials and of the code that drew and judged them: with the same, nothing need be redrawn.
+    """
 
     name: str
     source: str
@@ -53,6 +80,7 @@ class Outcome:
     png: bytes
     svg: bytes
     runs: tuple[Run, ...] = ()
+    basis: str = field(default="", compare=False)
 
     @property
     def holds(self) -> bool:
@@ -60,59 +88,107 @@ class Outcome:
         return all(claim.holds for claim in self.claims)
 
     def save(self, root: Path) -> None:
-        """Keep it beside the trials; the JSON comes last, so it never speaks of figures not there."""
+        """Keep it beside the trials; the JSON comes last, with a checksum over all three files.
+
+        Args:
+            root: The folder of results.
+        """
         stem = root / self.name / self.scale
         disk.write(stem.with_suffix(".png"), self.png)
         disk.write(stem.with_suffix(".svg"), self.svg)
         table = {name: value for name, value in asdict(self).items() if name not in ("png", "svg")}
+        table["checksum"] = checksum(table, self.png, self.svg)
         disk.write(stem.with_suffix(".json"), json.dumps(table, indent=1, ensure_ascii=False).encode())
 
     @classmethod
     def load(cls, path: Path) -> Outcome:
-        """Read `<name>/<scale>.json` and the figures beside it."""
+        """Read `<name>/<scale>.json` and the figures beside it.
+
+        Args:
+            path: The JSON.
+
+        Returns:
+            The outcome; a `StoreError` says that the files are not what was saved. Those that were saved before there
+            were checksums are read without.
+        """
         try:
             table = json.loads(path.read_bytes())
-            return cls(
-                **{
-                    **table,
-                    "claims": tuple(Claim(**claim) for claim in table["claims"]),
-                    "provenance": {name: tuple(values) for name, values in table["provenance"].items()},
-                    "runs": tuple(Run(**run) for run in table.get("runs", ())),
-                },
-                png=path.with_suffix(".png").read_bytes(),
-                svg=path.with_suffix(".svg").read_bytes(),
-            )
-        except (ValueError, KeyError, TypeError, AttributeError, FileNotFoundError) as error:
+            png, svg = path.with_suffix(".png").read_bytes(), path.with_suffix(".svg").read_bytes()
+            stated = table.pop("checksum", None)
+            if stated is not None and stated != checksum(table, png, svg):
+                raise ValueError("its checksum does not fit")
+            if (table["name"], table["scale"]) != (path.parent.name, path.stem):
+                raise ValueError(f"it is {table['name']} at the {table['scale']} scale")
+            values = [value for several in table["provenance"].values() for value in several]
+            if not all(isinstance(value, str) for value in values):
+                raise TypeError("its provenance is not text")
+            parts = {
+                "claims": tuple(_made(Claim, claim) for claim in table["claims"]),
+                "provenance": {name: tuple(several) for name, several in table["provenance"].items()},
+                "runs": tuple(_made(Run, run) for run in table.get("runs", ())),
+                "png": png,
+                "svg": svg,
+            }
+            return _made(cls, {**table, **parts})
+        except Exception as error:  # whatever is wrong with it, it is not an outcome
             raise StoreError(
-                f"{path} is damaged; remove it and run `lazyscope reproduce {path.parent.name} "
+                f"{path} is damaged ({one_line(error)}); run `lazyscope reproduce {path.parent.name} "
                 f"--scale {path.stem}`, which takes the stored trials."
             ) from error
 
 
+_TYPES: dict[str, Any] = {"str": str, "bool": bool, "int": int, "float": int | float, "bytes": bytes}
+
+
+def _made(kind: type[T], table: dict[str, Any]) -> T:
+    """A dataclass from a table, whose plain values must be what it declares; a boolean is not a number here."""
+    for slot in fields(kind):  # type: ignore[arg-type]
+        if slot.name not in table or (declared := _TYPES.get(str(slot.type))) is None:
+            continue
+        value = table[slot.name]
+        if not isinstance(value, declared) or (isinstance(value, bool) and declared is not bool):
+            raise TypeError(f"{slot.name} is a {type(value).__name__}")
+    return kind(**table)
+
+
 @dataclass(frozen=True)
 class View:
-    """All that figure and claims are made from; any process that has the experiment's code can make them."""
+    """All that figure and claims are made from; any process that has the experiment's code can make them.
+
+    Args:
+        experiment: Whose.
+        scale: One of `SCALES`.
+        records: The stored trials, in the order of the grid.
+    """
 
     experiment: Experiment
     scale: str
     records: Sequence[Record]
 
     def outcome(self) -> Outcome:
-        """Draw and judge the stored trials."""
+        """Draw and judge the stored trials.
+
+        Returns:
+            The outcome, of which nothing is saved yet. What figure or claims raise is raised, with a note that says
+            which of the two it was.
+        """
         experiment, trials = self.experiment, Trials(record.trial for record in self.records)
-        with style():
+        with part("figure"), style():
             figure = experiment.figure(trials)
             if engine := figure.get_layout_engine():
                 engine.execute(figure)
                 figure.set_layout_engine(None)  # laid out once: an engine, even one named "none", draws all twice
             png, svg = _draw(figure, "png"), _draw(figure, "svg")
+        with part("claims"):
+            judged = [asdict(claim) for claim in experiment.claims(trials)]
+            claims = tuple(_made(Claim, {**claim, "holds": bool(claim["holds"])}) for claim in judged)
         origins = [record.provenance for record in self.records]
         return Outcome(
             experiment.name,
             experiment.source,
             experiment.title,
             self.scale,
-            tuple(experiment.claims(trials)),
+            claims,
             len(trials),
             sum(record.seconds for record in self.records),
             {name: tuple(sorted({o.get(name, "") for o in origins})) for name in origins[0]},
