@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import os
+import re
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import numpy as np
@@ -67,7 +70,7 @@ def test_one_tile_larger_than_the_data_takes_no_more_room(tmp_path: Path) -> Non
     found = tangent_kernel_to_zarr(small(), points(4), tmp_path / "K", tile=256)
     assert found.tile == 4
     (chunk,) = (path for path in (tmp_path / "K").rglob("*") if path.is_file() and path.name != "zarr.json")
-    assert chunk.stat().st_size == 4 * 4 * 3 * 3 * 8
+    assert chunk.stat().st_size == 4 * 4 * 3 * 3 * 8 + 4, "and a checksum"
 
 
 def test_what_is_there_is_kept_and_what_is_missing_is_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -76,12 +79,15 @@ def test_what_is_there_is_kept_and_what_is_missing_is_made(tmp_path: Path, monke
     (path / "c/1/2/0/0").unlink()
     with pytest.raises(StoreError, match=r"1 tiles of .* are not written yet; run tangent_kernel_to_zarr"):
         open_tangent_kernel(path)
-    (path / "c/1/2/0/0.1234.partial").write_bytes(b"half a tile")
+    old, young = (path / f"c/1/2/0/0.{name}.partial" for name in ("1234", "5678"))
+    for partial in (old, young):
+        partial.write_bytes(b"half a tile")
+    os.utime(old, (time.time() - 1e5,) * 2)
     seen: list[tuple[int, int]] = []
     again = tangent_kernel_to_zarr(small(), points(), path, tile=6, progress=lambda *so_far: seen.append(so_far))
     assert seen == [(9, 10), (10, 10)]
     assert np.array_equal(again[...], whole)
-    assert list(path.rglob("*.partial")) == []
+    assert list(path.rglob("*.partial")) == [young], "it may have a writer that lives"
     monkeypatch.setattr("lazyscope.tangent.tiles.tangent_kernel", None)  # nothing is computed a second time
     tangent_kernel_to_zarr(small(), points(), path, tile=6)
 
@@ -127,6 +133,59 @@ def test_without_zarr_the_remedy_is_named(tmp_path: Path, monkeypatch: pytest.Mo
     monkeypatch.setitem(sys.modules, "zarr", None)
     with pytest.raises(StoreError, match=r"pip install .lazyscope\[cluster\]"):
         tangent_kernel_to_zarr(small(), points(), tmp_path / "K")
+
+
+def test_changed_tiles_are_set_aside_and_computed_again(tmp_path: Path) -> None:
+    path = tmp_path / "K.zarr"
+    tiles = tangent_kernel_to_zarr(small(), points(), path, tile=6)
+    whole = tiles[...]
+    for victim in ("c/1/2/0/0", "c/2/1/0/0"):  # a tile and its mirror image
+        content = bytearray((path / victim).read_bytes())
+        content[100] ^= 1
+        (path / victim).write_bytes(content)
+    np.testing.assert_array_equal(tiles[:6, :6], whole[:6, :6])
+    with pytest.raises(StoreError, match=r"2 tiles of .* are damaged and set aside; run tangent_kernel_to_zarr"):
+        tiles[3:]
+    assert sorted(file.name for file in path.rglob("*.damaged")) == ["0.damaged", "0.damaged"]
+    with pytest.raises(StoreError, match=r"1 tiles of .* are missing; run tangent_kernel_to_zarr"):
+        tiles.to_dask()[6:12, 12:18].compute(scheduler="synchronous")
+    with pytest.raises(StoreError, match=r"1 tiles .* not written yet"):  # of the upper triangle
+        open_tangent_kernel(path)
+    np.testing.assert_array_equal(tangent_kernel_to_zarr(small(), points(), path, tile=6)[...], whole)
+
+
+def test_no_flipped_bit_of_a_kernel_passes(tmp_path: Path) -> None:
+    """A thousand bits, of every file: the kernel read is the one written, or an error says that it is not."""
+    path = tmp_path / "K.zarr"
+    tiles = tangent_kernel_to_zarr(small(), points(3), path, tile=3)
+    whole, recipe = tiles[...], tiles.recipe
+    files = sorted(file for file in path.rglob("*") if file.is_file())
+    contents = {file: file.read_bytes() for file in files}
+    random = np.random.default_rng(0)
+    refused = 0
+    for which, bit in random.integers(0, (len(files), 1 << 40), (1000, 2)).tolist():
+        file = files[which]
+        place, bit = divmod(bit % (8 * len(contents[file])), 8)
+        file.write_bytes(
+            contents[file][:place] + bytes([contents[file][place] ^ (1 << bit)]) + contents[file][place + 1 :]
+        )
+        try:
+            tiles = open_tangent_kernel(path) if file.name == "zarr.json" else tiles
+            assert tiles.recipe == recipe
+            assert np.array_equal(tiles[...], whole)
+        except StoreError:
+            refused += 1
+        file.write_bytes(contents[file])
+    assert refused > 950, "only layout may change"
+
+
+def test_a_kernel_written_without_checksums_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "K.zarr"
+    tangent_kernel_to_zarr(small(), points(6), path, tile=3)
+    described = path / "zarr.json"
+    described.write_text(re.sub(r',\s*"checksum": "[0-9a-f]*"', "", described.read_text()))
+    with pytest.raises(StoreError, match=r"holds no tangent kernel \(.*checksum.*\); remove it, and write one"):
+        open_tangent_kernel(path)
 
 
 WRITER = """

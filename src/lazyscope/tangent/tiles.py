@@ -3,14 +3,18 @@
 The array has the kernel's own layout (n, n, k, k) in chunks (tile, tile, k, k), so that whatever reads Zarr reads it.
 Tiles of the upper triangle are computed, and stored again mirrored. A chunk appears under its name only when it is
 whole (Zarr writes beside it and renames): a tile that is there is complete, and a killed run goes on where it was.
+Each tile ends with its CRC-32C, which Zarr checks whenever it is read, and the array's description has a SHA-256.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
+import math
 import threading
+import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from operator import methodcaller
 from pathlib import Path
@@ -31,6 +35,7 @@ from lazyscope.model.jacobian import Batches
 from lazyscope.progress import track
 from lazyscope.tangent.blocked import TiledMatrix, block_eigenpairs
 from lazyscope.tangent.kernel import tangent_kernel
+from lazyscope.tangent.seal import OLD, description, read_description, touched, write_description
 
 if TYPE_CHECKING:  # they take seconds to import, and few kernels are larger than memory
     import dask.array
@@ -38,7 +43,6 @@ if TYPE_CHECKING:  # they take seconds to import, and few kernels are larger tha
 
 ONE_AT_A_TIME = threading.Lock()
 """A Dask worker may have several threads; torch uses all cores for one tile, and tracing a model is not thread-safe."""
-
 
 _ATTEMPTS = 3
 """At sending a job whose holders have died."""
@@ -70,8 +74,10 @@ def tangent_kernel_to_zarr(
     stored = _here(job, missing) if client is None else _on(client, job, missing)
     for done, _ in enumerate(track(stored, "tangent kernel", len(missing)), before + 1):
         progress(done, total)
-    for leftover in job.path.rglob("*.partial"):  # what kills left behind
-        leftover.unlink(missing_ok=True)
+    for leftover in job.path.rglob("*.partial"):  # what kills left behind; a younger one may still have its writer
+        with suppress(FileNotFoundError):
+            if time.time() - leftover.stat().st_mtime > OLD:
+                leftover.unlink()
     return open_tangent_kernel(path, client=client)
 
 
@@ -82,10 +88,7 @@ def open_tangent_kernel(path: str | Path, *, client: distributed.Client | None =
     """
     tiles = KernelTiles(Path(path).resolve(), client)
     if missing := sum(1 for _ in tiles.missing()):
-        raise StoreError(
-            f"{missing} tiles of {path} are not written yet; run tangent_kernel_to_zarr with the same model and data"
-            " again."
-        )
+        raise tiles.incomplete(missing, "not written yet")
     return tiles
 
 
@@ -98,23 +101,61 @@ class KernelTiles:
     def __init__(self, path: Path, client: distributed.Client | None = None) -> None:
         zarr = _zarr()
         try:
+            self.recipe: dict[str, Any] = read_description(path)
             array = zarr.open_array(path, mode="r")
-            self.recipe: dict[str, Any] = dict(array.attrs["lazyscope"])
-        except (OSError, KeyError, ValueError) as error:
+        except Exception as error:  # whatever is wrong with it, it is not a kernel
             raise StoreError(
-                f"{path} holds no tangent kernel ({error}); write one with tangent_kernel_to_zarr."
+                f"{path} holds no tangent kernel ({error}); remove it, and write one with tangent_kernel_to_zarr."
             ) from error
         self.path, self.array, self.client = path, array, client
         self.shape: tuple[int, ...] = tuple(array.shape)
+        self.ndim = len(self.shape)
         self.dtype: np.dtype[Any] = array.dtype
         self.tile = int(array.chunks[0])
         self.count = -(-self.shape[0] // self.tile)
+        self._bytes: int = math.prod(array.chunks) * int(self.dtype.itemsize) + 4  # a tile and its checksum
 
     def __reduce__(self) -> tuple[type[KernelTiles], tuple[Path]]:
         return KernelTiles, (self.path,)  # elsewhere, without the client
 
     def __getitem__(self, selection: Any) -> np.ndarray:
-        return np.asarray(self.array[selection])
+        tiles = list(touched(selection, self.shape[0], self.tile))
+        if missing := sum(not self._is_there(i, j) for i, j in tiles):
+            raise self.incomplete(missing, "missing")
+        try:
+            return np.asarray(self.array[selection])
+        except ValueError as error:
+            damaged = [(i, j) for i, j in tiles if not self._is_sound(i, j)]
+            if not damaged:  # the selection was wrong, not the file
+                raise
+            for i, j in damaged:
+                with suppress(FileNotFoundError):  # another reader has set it aside
+                    self._file(i, j).replace(self._file(i, j).with_suffix(".damaged"))
+            raise self.incomplete(len(damaged), "damaged and set aside") from error
+
+    def _file(self, i: int, j: int) -> Path:
+        return self.path / str(self.array.metadata.encode_chunk_key((i, j, 0, 0)))
+
+    def _is_there(self, i: int, j: int) -> bool:
+        """Whether the tile has a file of the right length, its checksum included."""
+        try:
+            return self._file(i, j).stat().st_size == self._bytes
+        except OSError:
+            return False
+
+    def _is_sound(self, i: int, j: int) -> bool:
+        try:
+            self.array[self.rows(i), self.rows(j)]
+        except ValueError:
+            return False
+        return True
+
+    def incomplete(self, count: int, what: str) -> StoreError:
+        """The error for some tiles, and its remedy."""
+        return StoreError(
+            f"{count} tiles of {self.path} are {what}; run tangent_kernel_to_zarr with the same model and data again,"
+            " which computes them."
+        )
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
         return np.asarray(self[...], dtype=dtype)
@@ -135,9 +176,8 @@ class KernelTiles:
         return ((i, j) for i in range(self.count) for j in range(i, self.count))
 
     def missing(self) -> Iterator[tuple[int, int]]:
-        """The tiles of the upper triangle that are not on disk; each is written after its mirror image."""
-        key = self.array.metadata.encode_chunk_key
-        return ((i, j) for i, j in self.upper() if not (self.path / key((i, j, 0, 0))).is_file())
+        """The tiles of the upper triangle that are not on disk, or whose mirror images are not."""
+        return ((i, j) for i, j in self.upper() if not (self._is_there(i, j) and self._is_there(j, i)))
 
     def write(self, i: int, j: int, tile: Float[np.ndarray, "ni nj k k"]) -> None:
         """One tile of the upper triangle, after its mirror image: where the tile is, both are."""
@@ -150,7 +190,7 @@ class KernelTiles:
         """The kernel (n, n, k, k) as a Dask array; `.transpose(0, 2, 1, 3).reshape(n*k, n*k)` is its matrix."""
         import dask.array
 
-        array: dask.array.Array = dask.array.from_zarr(self.array)
+        array: dask.array.Array = dask.array.from_array(self, chunks=self.array.chunks, name=False)
         return array
 
     @property
@@ -187,16 +227,16 @@ class Job:
         recipe, (n, k), tile = self.recipe(), self._shape(), self.batches.size
         if not (self.path / "zarr.json").exists():
             self._check_empty()
-            _zarr().create_array(
-                self.path,
+            described = description(
+                _zarr(),
                 shape=(n, n, k, k),
                 chunks=(tile, tile, k, k),
                 dtype=str(recipe["dtype"]),
                 fill_value=float("nan"),  # a tile that is not there must not look like one
-                compressors=None,  # mantissas are noise: packing takes time and saves a tenth
                 dimension_names=("point", "other point", "output", "other output"),
                 attributes={"lazyscope": recipe},
             )
+            write_description(self.path, described)
         tiles = KernelTiles(self.path)
         if differing := tiles.differences(recipe):
             raise StoreError(
