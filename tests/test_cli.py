@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import io
+import os
 import subprocess
 import sys
 import warnings
@@ -10,6 +12,7 @@ from pathlib import Path
 import pytest
 from tests.command import Command, command_in
 
+from lazyscope import cli
 from lazyscope.errors import ExperimentError
 from lazyscope.experiments import experiments, find
 
@@ -63,12 +66,146 @@ def test_a_failed_claim_exits_with_1(lazyscope: Command, tmp_path: Path, monkeyp
     assert "fails" in done.out
 
 
-def test_a_failing_trial_exits_with_2(lazyscope: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_crash_in_a_trial_exits_with_70(lazyscope: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TOY_FAIL", "0")
     done = lazyscope("reproduce", "toy:EXPERIMENT", "--out", str(tmp_path), "--device", "cpu")
-    assert done.code == 2
+    assert done.code == 70
     assert "x=0" in done.err
     assert len(done.err.strip().splitlines()) == 1
+
+
+PARTS = """
+import dataclasses, toy
+from lazyscope.errors import DataError
+from lazyscope.lab import Claim
+def broken(trials):
+    raise ZeroDivisionError("as asked")
+def needy(points, device):
+    raise DataError("There are no data; fetch some.")
+FIGURE = dataclasses.replace(toy.EXPERIMENT, name="figure", figure=broken)
+CLAIMS = dataclasses.replace(toy.EXPERIMENT, name="claims", claims=broken)
+NEEDY = dataclasses.replace(toy.EXPERIMENT, name="needy", trial=needy)
+DOUBTFUL = dataclasses.replace(
+    toy.EXPERIMENT, name="doubtful", claims=lambda trials: [Claim("one is two", "2", "1", False)])
+"""
+
+
+@pytest.mark.parametrize(
+    ("names", "code", "claims"),
+    [
+        (("FIGURE",), 70, 1),
+        (("CLAIMS", "DOUBTFUL"), 70, 2),
+        (("NEEDY",), 2, 1),
+        (("NEEDY", "FIGURE"), 70, 1),  # a crash is worse than a refusal
+    ],
+)
+def test_failures_stay_where_they_happen(
+    lazyscope: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, names: tuple[str, ...], code: int, claims: int
+) -> None:
+    (tmp_path / "parts.py").write_text(PARTS)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    out = tmp_path / "results"
+    chosen = (*(f"parts:{name}" for name in names), "toy:EXPERIMENT")
+    done = lazyscope("reproduce", *chosen, "--out", str(out), "--device", "cpu")
+    assert done.code == code, done.err
+    assert "Traceback" not in done.err
+    assert len(done.err.strip().splitlines()) == len(names) - ("DOUBTFUL" in names)
+    assert (out / "toy" / "quick.json").exists()
+    assert f"1 of {claims} claims hold" in (out / "index.html").read_text()
+    monkeypatch.delitem(sys.modules, "parts")
+
+
+def test_a_crash_of_lazyscope_shows_where_and_exits_with_70(
+    lazyscope: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cli, "write_report", lambda root: 1 / 0)
+    done = lazyscope("reproduce", "toy:EXPERIMENT", "--out", str(tmp_path), "--device", "cpu")
+    assert done.code == 70
+    assert "ZeroDivisionError" in done.err
+    assert done.err.strip().endswith("please report it with the lines above.")
+
+
+def test_an_interrupt_exits_with_130(lazyscope: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(cli, "run_all", interrupted)
+    done = lazyscope("reproduce", "toy:EXPERIMENT", "--out", str(tmp_path), "--device", "cpu")
+    assert (done.code, done.err.strip()) == (130, cli.STOPPED)
+
+
+def test_the_help_says_what_the_exit_codes_mean(lazyscope: Command) -> None:
+    done = lazyscope("--help")
+    assert done.code == 0
+    said = " ".join(done.out.replace("│", " ").split())
+    for words in (
+        "0, all claims hold",
+        "1, a claim fails",
+        "2, something was refused",
+        "70, a crash",
+        "130, interrupted",
+    ):
+        assert words in said
+
+
+def test_a_closed_pipe_ends_the_command_without_a_word(lazyscope: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+    reader, writer = os.pipe()
+    os.close(reader)
+    monkeypatch.setattr(cli.console, "quiet", False)  # it ends quiet
+    with os.fdopen(writer, "w") as nobody:
+        monkeypatch.setattr(sys, "stdout", nobody)
+        done = lazyscope("list")
+    monkeypatch.undo()
+    assert (done.code, done.err) == (141, "")
+
+
+def test_a_terminal_that_knows_ascii_alone(lazyscope: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+    content = io.BytesIO()
+    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(content, encoding="ascii", write_through=True))
+    assert lazyscope("list").code == 0
+    assert rb"\u03" in content.getvalue(), "Greek letters"
+
+
+INSPECT = ("inspect", "nowhere:never_loaded", "--device", "cpu")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        ((*INSPECT, "--memory", "nan"), "memory"),
+        ((*INSPECT, "--memory", "inf"), "memory"),
+        ((*INSPECT, "--memory", "1e300"), "memory"),
+        ((*INSPECT, "--memory", "1e30"), "--memory is 1e30, which no machine has; pass an amount such as 2GB"),
+        ((*INSPECT, "--memory", "nonsense"), "memory"),
+        ((*INSPECT, "--seconds", "nan"), "--seconds is nan"),
+        ((*INSPECT, "--seconds", "0"), "--seconds is 0; pass a number above 0"),
+        ((*INSPECT, "--alpha", "1e300"), "--alpha is 1e+300"),
+        ((*INSPECT, "--alpha", "10", "--alpha", "inf"), "(α = ∞ is always measured)"),
+        ((*INSPECT, "--alpha=-1"), "--alpha is -1"),
+        ((*INSPECT, "--seed", 24 * "9"), "--seed"),
+        ((*INSPECT, "--seed=-1"), "--seed"),
+        ((*INSPECT, "--points", "0"), "--points"),
+        ((*INSPECT, "--steps", "0"), "--steps"),
+        ((*INSPECT, "--out", ""), "it is empty"),
+        ((*INSPECT, "--out", "."), "which is a folder; name a file, such as report.html"),
+        ((*INSPECT, "--out", "/proc"), "which is a folder; name a file, such as /proc/report.html"),
+        ((*INSPECT, "--out", "/proc/nothing/report.html"), "Results cannot be written to /proc"),
+        (("reproduce", "toy:EXPERIMENT", "--out", ""), "it is empty"),
+        (("reproduce", "toy:EXPERIMENT", "--out", "/proc/nothing"), "Results cannot be written to /proc"),
+        (("reproduce", "toy:EXPERIMENT", "--out", __file__), "there is a file of that name"),
+        (("reproduce", "toy:EXPERIMENT", "--workers", "0"), "--workers"),
+        (("explore", "--port", "70000"), "--port"),
+    ],
+)
+def test_options_are_checked_before_any_work(
+    lazyscope: Command, monkeypatch: pytest.MonkeyPatch, arguments: tuple[str, ...], sentence: str
+) -> None:
+    for work in ("bring", "inspect", "run_all", "import_module"):
+        monkeypatch.delattr(cli, work)
+    done = lazyscope(*arguments)
+    assert done.code == 2, done.err
+    assert "Traceback" not in done.err
+    assert sentence in " ".join(done.err.split())
 
 
 @pytest.mark.parametrize(
@@ -79,13 +216,13 @@ def test_a_failing_trial_exits_with_2(lazyscope: Command, tmp_path: Path, monkey
         (("reproduce", "toy:POINTS"), "is no Experiment"),
         (("report", "--out", "nowhere"), "There are no results"),
         (("reproduce", "toy:EXPERIMENT", "--dask", "tcp://a:1", "--workers", "2"), "--dask or --workers, not both"),
-        (("reproduce", "toy:EXPERIMENT", "--dask", "nonsense"), "No Dask scheduler answers at nonsense; start one"),
+        (("reproduce", "toy:EXPERIMENT", "--dask", "nonsense"), "No Dask scheduler answers at nonsense"),
     ],
 )
 def test_refusals_are_one_sentence_and_exit_with_2(
-    lazyscope: Command, arguments: tuple[str, ...], sentence: str
+    lazyscope: Command, tmp_path: Path, arguments: tuple[str, ...], sentence: str
 ) -> None:
-    done = lazyscope(*arguments)
+    done = lazyscope(*arguments, *(("--out", str(tmp_path)) if arguments[0] == "reproduce" else ()))
     assert done.code == 2
     (line,) = done.err.strip().splitlines()
     assert sentence in line

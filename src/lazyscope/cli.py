@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import io
 import os
+import sys
+import traceback
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -28,18 +31,21 @@ from rich.table import Column, Table
 from rich.text import Text
 
 from lazyscope.data.cifar10 import VARIABLE
-from lazyscope.errors import ExperimentError, LazyscopeError
+from lazyscope.errors import ExperimentError, InputError, LazyscopeError
 from lazyscope.experiments import experiments, find
 from lazyscope.inspect import inspect
 from lazyscope.inspect.door import LOSSES, bring
-from lazyscope.lab import Experiment
+from lazyscope.lab import Experiment, disk
 from lazyscope.lab.cluster import cluster_at, local_cluster
+from lazyscope.lab.ending import CRASHED, INTERRUPTED, end_quietly, interruptible
 from lazyscope.lab.executor import Executor, here
+from lazyscope.lab.failure import CrashedExperiment
 from lazyscope.lab.outcome import Outcome
 from lazyscope.lab.provenance import choose_device
 from lazyscope.lab.report import refresh, write_report
 from lazyscope.lab.run import run_all
 from lazyscope.lab.store import Store
+from lazyscope.memory import parse_memory
 from lazyscope.progress import quiet
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
@@ -70,12 +76,32 @@ class Losses(StrEnum):
     cross_entropy = "cross-entropy"
 
 
-Out = Annotated[Path, typer.Option(help="The folder of results.")]
+LARGEST_ALPHA = 1e15
+"""Beyond it α and its square leave the range of float32; the limit α = ∞ is always measured."""
+
+LARGEST_TIME, LARGEST_MEMORY = 1e9, 1 << 60
+"""Seconds and bytes; what is larger is a slip of the keyboard."""
+
+STOPPED = "stopped: every finished trial is stored; run the same command again to go on."
+
+
+def _path(text: str | Path) -> Path:
+    if text == "":
+        raise typer.BadParameter("it is empty")
+    return Path(text).expanduser()
+
+
+Out = Annotated[Path, typer.Option(parser=_path, metavar="FOLDER", help="The folder of results.")]
 
 
 @app.callback()
 def lazyscope() -> None:
-    """Does this model learn, or does it only move along its tangent?"""
+    """Does this model learn, or does it only move along its tangent?
+
+    Exit codes: 0, all claims hold; 1, a claim fails; 2, something was refused: a wrong option, missing data, a folder
+    that cannot be written; 70, a crash, in lazyscope or in an experiment's own code; 130, interrupted by Ctrl-C; 141,
+    the reader of the output has gone.
+    """
 
 
 @app.command("list")
@@ -96,7 +122,7 @@ def reproduce(
     ] = None,
     scale: Annotated[Scale, typer.Option(help="The source's size (paper), or seconds (quick).")] = Scale.quick,
     device: Annotated[Device, typer.Option(help="auto takes the GPU where there is one.")] = Device.auto,
-    workers: Annotated[int, typer.Option(min=1, help="Processes to share the trials; 1: this one.")] = 1,
+    workers: Annotated[int, typer.Option(min=1, max=4096, help="Processes to share the trials; 1: this one.")] = 1,
     dask: Annotated[str | None, typer.Option(help="A cluster to share the trials: tcp://host:port.")] = None,
     data_dir: Annotated[Path | None, typer.Option(help=f"The folder with cifar10 in it (or set {VARIABLE}).")] = None,
     out: Out = Path("results"),
@@ -105,19 +131,17 @@ def reproduce(
     chosen = [find(name) for name in names] if names else list(experiments().values())
     if data_dir is not None:
         os.environ[VARIABLE] = str(data_dir.expanduser().absolute())  # worker processes inherit it
+    disk.check(out)
     try:
-        with _place(workers, dask, device) as (executor, target):
+        with interruptible(STOPPED), _place(workers, dask, device) as (executor, target):
             outcomes, failures = _run_all(chosen, scale, Store(out), target, executor)
+            path = write_report(out)
     except KeyboardInterrupt:
-        errors.print("stopped: every finished trial is stored; run the same command again to go on.")
-        raise typer.Exit(130) from None
+        errors.print(STOPPED)
+        raise typer.Exit(INTERRUPTED) from None
     _print_claims(outcomes)
-    path = write_report(out)
     console.print(f"report: {path}", soft_wrap=True)
-    for failure in failures:
-        _print_error(failure)
-    if failures:
-        raise typer.Exit(2)
+    _end(failures)
     if not all(outcome.holds for outcome in outcomes):
         raise typer.Exit(1)
 
@@ -127,8 +151,12 @@ def report(out: Out = Path("results")) -> None:
     """Rebuild index.html from what is stored, figures and claims included."""
     if not out.is_dir():
         raise LazyscopeError(f"There are no results in {out}; run `lazyscope reproduce --out {out}` first.")
-    refresh(experiments().values(), Store(out))
-    console.print(f"report: {write_report(out)}", soft_wrap=True)
+    disk.check(out)
+    with interruptible("stopped"):
+        failures = refresh(experiments().values(), Store(out))
+        path = write_report(out)
+    console.print(f"report: {path}", soft_wrap=True)
+    _end(failures)
 
 
 @app.command("inspect")
@@ -138,19 +166,33 @@ def inspect_model(
         typer.Argument(help="package.module:factory, which returns a module, (module, x, y) or (module, x, y, loss)."),
     ],
     data: Annotated[str | None, typer.Option(help="digits, cifar10, or FILE.npz with arrays x and y.")] = None,
-    out: Annotated[Path, typer.Option(help="The report; a name in .json gives numbers alone.")] = Path("report.html"),
+    out: Annotated[
+        Path, typer.Option(parser=_path, metavar="FILE", help="The report; a name in .json gives numbers alone.")
+    ] = Path("report.html"),
     loss: Annotated[Losses, typer.Option(help="auto: cross-entropy for classes, square for numbers.")] = Losses.auto,
     alpha: Annotated[list[float] | None, typer.Option(help="Scales to train beside α = 1 (10 and 100).")] = None,
     seconds: Annotated[float, typer.Option(help="About how long it may take.")] = 120,
     memory: Annotated[str, typer.Option(help="About how much it may use, as 2GB or 512MB (a number: GiB).")] = "2GiB",
-    points: Annotated[int | None, typer.Option(help="Points to draw; found to fit, unless given.")] = None,
-    steps: Annotated[int | None, typer.Option(help="Training steps; found to fit, unless given.")] = None,
+    points: Annotated[int | None, typer.Option(min=1, help="Points to draw; found to fit, unless given.")] = None,
+    steps: Annotated[int | None, typer.Option(min=1, help="Training steps; found to fit, unless given.")] = None,
     evaluation: Annotated[bool, typer.Option("--eval", help="Call net.eval() first: batch-norm, dropout.")] = False,
-    seed: Annotated[int, typer.Option(help="Of the factory, of the points drawn, of all searches.")] = 0,
+    seed: Annotated[
+        int, typer.Option(min=0, max=2**63 - 1, help="Of the factory, of the points drawn, of all searches.")
+    ] = 0,
     device: Annotated[Device, typer.Option(help="auto takes the GPU where there is one.")] = Device.auto,
     data_dir: Annotated[Path | None, typer.Option(help=f"The folder with cifar10 in it (or set {VARIABLE}).")] = None,
 ) -> None:
     """Is your model lazy on your data, why, and what would change it? Writes one HTML file."""
+    if not 0 < seconds <= LARGEST_TIME:
+        raise InputError(f"--seconds is {seconds:g}; pass a number above 0 and up to {LARGEST_TIME:g}.")
+    for one in alpha or ():
+        if not 0 < one <= LARGEST_ALPHA:
+            limit = "α = ∞ is always measured"
+            raise InputError(f"--alpha is {one:g}; pass a number above 0 and up to {LARGEST_ALPHA:g} ({limit}).")
+    budget = _memory(memory)
+    if out.is_dir():
+        raise InputError(f"--out is {out}, which is a folder; name a file, such as {out / 'report.html'}.")
+    disk.check(out.parent)
     if data_dir is not None:
         os.environ[VARIABLE] = str(data_dir.expanduser().absolute())
     net, x, y, own = bring(factory, data, choose_device(device), evaluation=evaluation, seed=seed)
@@ -161,7 +203,7 @@ def inspect_model(
         TextColumn("left"),
         TimeRemainingColumn(),
     )
-    with Progress(*columns, console=console, transient=True) as bars:
+    with interruptible("stopped"), Progress(*columns, console=console, transient=True) as bars:
         bar = bars.add_task("", total=1.0)
         found = inspect(
             net,
@@ -170,7 +212,7 @@ def inspect_model(
             LOSSES[loss] or own,
             alphas=(1.0, *(alpha or (10.0, 100.0))),
             seconds=seconds,
-            memory=_memory(memory),
+            memory=budget,
             points=points,
             steps=steps,
             seed=seed,
@@ -184,7 +226,7 @@ def inspect_model(
 
 @app.command()
 def explore(
-    port: Annotated[int, typer.Option(help="Where to listen; 0 takes any free port.")] = 2718,
+    port: Annotated[int, typer.Option(min=0, max=65535, help="Where to listen; 0 takes any free port.")] = 2718,
     host: Annotated[str, typer.Option(help="Who may visit; 127.0.0.1 is this machine alone.")] = "127.0.0.1",
     browser: Annotated[bool, typer.Option(help="Open the page in a browser.")] = True,
 ) -> None:
@@ -193,13 +235,17 @@ def explore(
     import_module("lazyscope.app.serve").serve(host, port, browser)
 
 
-def _memory(text: str) -> str:
-    """An amount with a unit: GiB where none is given."""
+def _memory(text: str) -> int:
+    """An amount with a unit, in bytes: GiB where none is given."""
     try:
         float(text)
     except ValueError:
-        return text
-    return f"{text}GiB"
+        found = parse_memory(text)
+    else:
+        found = parse_memory(f"{text}GiB")
+    if found is None or found > LARGEST_MEMORY:
+        raise InputError(f"--memory is {text}, which no machine has; pass an amount such as 2GB.")
+    return found
 
 
 @contextmanager
@@ -211,7 +257,8 @@ def _place(workers: int, dask: str | None, device: Device) -> Iterator[tuple[Exe
         yield here, choose_device(device)
         return
     with local_cluster(workers) if dask is None else cluster_at(dask) as cluster:
-        console.print(f"dashboard: {cluster.link}", soft_wrap=True)
+        if cluster.link:
+            console.print(f"dashboard: {cluster.link}", soft_wrap=True)
         yield cluster, cluster.device(device)
 
 
@@ -260,6 +307,14 @@ def _print_claims(outcomes: list[Outcome]) -> None:
     console.print(table)
 
 
+def _end(failures: list[ExperimentError]) -> None:
+    """Say what failed, and exit with it: an experiment's own code that crashed comes before what was refused."""
+    for failure in failures:
+        _print_error(failure)
+    if failures:
+        raise typer.Exit(CRASHED if any(isinstance(failure, CrashedExperiment) for failure in failures) else 2)
+
+
 def _print_error(error: BaseException) -> None:
     errors.print(Text("error: ", "bold red") + Text(str(error), "default"), soft_wrap=True)
 
@@ -269,13 +324,21 @@ def _print_warning(message: Warning | str, *_: object, **__: object) -> None:
 
 
 def main() -> None:
-    """The `lazyscope` command: 0 when all claims hold, 1 when one fails, 2 when something was refused."""
+    """The `lazyscope` command; `lazyscope --help` says what its exit codes mean."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")  # α on a terminal that knows ASCII alone
+    setattr(Console, "on_broken_pipe", end_quietly)  # noqa: B010  # Typer's own, too, which prints the help
     warnings.showwarning = _print_warning
     try:
         app()
     except LazyscopeError as error:
         _print_error(error)
         raise SystemExit(2) from None
+    except Exception:
+        errors.print(Text(traceback.format_exc(), "default"), soft_wrap=True)
+        _print_error(RuntimeError("that was a crash, which should not happen; please report it with the lines above."))
+        raise SystemExit(CRASHED) from None
 
 
 if __name__ == "__main__":
