@@ -4,20 +4,25 @@ JOBS    ?= 2
 VENV    := .venv
 BIN     := $(VENV)/bin
 STAMP   := $(VENV)/.installed
-TYPED   := src tests benchmarks examples docs
+PIP     := $(BIN)/python -m pip --quiet --disable-pip-version-check
+PINS    ?= supply/hashes.txt
+TYPED   := src tests benchmarks examples docs supply
 SOURCES := $(TYPED) tutorials
 
-.PHONY: setup demo explore test lint format docs clean
+.PHONY: setup demo explore test lint format docs hashes licences bill clean
 setup: $(STAMP)
 
-# torch first and alone: its pin decides which build the rest is resolved against.
-# PIP_CONSTRAINT, unlike -c, also holds for the packages that build this one.
-$(STAMP): pyproject.toml constraints.txt
+# Everything is downloaded first, and installed only if its hash is known. `make PINS=constraints.txt` skips that check,
+# for a build of torch from another index. What torch's CUDA build needs beside itself, torch pins, and the last line
+# installs. setuptools is among the packages, so that nothing else is fetched to build this one.
+$(STAMP): pyproject.toml constraints.txt $(PINS)
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
 		|| { echo "lazyscope needs Python 3.11 or later; say which with: make PYTHON=python3.12"; exit 1; }
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	PIP_CONSTRAINT=constraints.txt $(BIN)/python -m pip install --quiet --disable-pip-version-check torch
-	PIP_CONSTRAINT=constraints.txt $(BIN)/python -m pip install --quiet --disable-pip-version-check -e ".[dev]"
+	$(PIP) download --no-deps --dest $(VENV)/wheels --requirement constraints.txt
+	$(PIP) install --no-deps --no-index --find-links $(VENV)/wheels --requirement $(PINS)
+	rm -rf $(VENV)/wheels
+	PIP_CONSTRAINT=constraints.txt $(PIP) install --no-build-isolation -e ".[dev]"
 	touch $@
 
 demo: $(STAMP)
@@ -41,6 +46,17 @@ format: $(STAMP)
 
 docs: $(STAMP)
 	$(BIN)/mkdocs build --strict --quiet
+
+# After a change of constraints.txt: the hashes of what it pins, from PyPI, and the licences of what is installed.
+hashes:
+	$(BIN)/python -m supply.hashes
+
+licences: $(STAMP)
+	$(BIN)/python -m supply.licences
+
+# The bill of materials of a release, CycloneDX, into dist.
+bill: $(STAMP)
+	$(BIN)/python -m supply.bill
 
 clean:
 	rm -rf $(VENV) site .mypy_cache .pytest_cache .ruff_cache

@@ -1,0 +1,1 @@
+"""What lazyscope is made of: pins with their hashes, licences, and the bill of materials of a release."""
