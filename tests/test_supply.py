@@ -1,4 +1,4 @@
-"""The supply chain: hashes and licences of all pins, the bill of materials of a release, workflows that cannot change."""
+"""The supply chain: hashes and licences of all pins, the bill of materials of a release, pinned workflows."""
 
 from __future__ import annotations
 
