@@ -102,7 +102,10 @@ def test_refusals_are_one_sentence(inspected: Command, tmp_path: Path) -> None:
             (("examples.models:mlp", "--data", str(tmp_path / "evil.npz")), "numpy.savez"),
             (("examples.models:mlp", "--data", str(tmp_path / "other.npz")), "numpy.savez"),
             (("examples.models:mlp", "--data", str(tmp_path / "objects.npz")), "plain arrays"),
-            (("examples.models:mlp", "--data", "digits", "--seconds", "0"), "positive"),
+            (("examples.models:mlp", "--data", "digits", "--seconds", "0"), "above 0"),
+            (("examples.models:mlp", "--data", "digits", "--memory", "much"), 'memory="2GB"'),
+            (("examples.models:mlp", "--data", "digits", "--memory", "-1"), "not an amount of memory"),
+            (("examples.models:mlp", "--data", "digits", "--memory", "3MB"), "16 MiB"),
             (("examples.models:vgg", "--data", "digits", "--seconds", "1"), "check the shape"),
         ]:
             done = inspected(*arguments, "--device", "cpu", "--out", str(tmp_path / "r.html"))

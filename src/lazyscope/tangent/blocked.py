@@ -20,6 +20,7 @@ from torch import Tensor
 from lazyscope.errors import LazyscopeError
 from lazyscope.linalg.eigen import Eigenpairs
 from lazyscope.linalg.operator import Symmetric
+from lazyscope.progress import Bar, fallen
 from lazyscope.tangent.operator import as_matrix
 
 if TYPE_CHECKING:  # it takes a second to import, and few kernels are larger than memory
@@ -143,22 +144,24 @@ def block_eigenpairs(
     random = torch.from_numpy(np.random.default_rng(seed).standard_normal((size, width)))
     basis = images = torch.zeros(size, 0, dtype=torch.float64)
     block: Tensor = torch.linalg.qr(random)[0]
-    for _ in range(products):
-        image = operator.matmat(block.to(operator.device, operator.dtype)).to("cpu", torch.float64)
-        basis, images = torch.cat([basis, block], 1), torch.cat([images, image], 1)
-        projected = basis.T @ images
-        values, vectors = torch.linalg.eigh((projected + projected.T) / 2)
-        values, vectors = values.flip(0), vectors.flip(1)
-        if basis.shape[1] + width > max(6 * width, 64):  # keep the best third and what was computed of it
-            vectors, values = vectors[:, : 2 * width], values[: 2 * width]
-            basis, images = basis @ vectors, images @ vectors
-            vectors = torch.eye(len(values), dtype=torch.float64)
-        found = basis @ vectors[:, :width]
-        left = images @ vectors[:, :width] - found * values[:width]
-        residuals = left.norm(dim=0)
-        if bool((residuals[:count] <= tolerance * values[0]).all()) or basis.shape[1] == size:
-            return Eigenpairs(values[:count], found[:, :count], residuals[:count])
-        block = _new_directions(left[:, residuals > 0.1 * tolerance * values[0]], basis)
+    with Bar("top eigenvalues", total=1.0) as bar:
+        for _ in range(products):
+            image = operator.matmat(block.to(operator.device, operator.dtype)).to("cpu", torch.float64)
+            basis, images = torch.cat([basis, block], 1), torch.cat([images, image], 1)
+            projected = basis.T @ images
+            values, vectors = torch.linalg.eigh((projected + projected.T) / 2)
+            values, vectors = values.flip(0), vectors.flip(1)
+            if basis.shape[1] + width > max(6 * width, 64):  # keep the best third and what was computed of it
+                vectors, values = vectors[:, : 2 * width], values[: 2 * width]
+                basis, images = basis @ vectors, images @ vectors
+                vectors = torch.eye(len(values), dtype=torch.float64)
+            found = basis @ vectors[:, :width]
+            left = images @ vectors[:, :width] - found * values[:width]
+            residuals = left.norm(dim=0)
+            if bool((residuals[:count] <= tolerance * values[0]).all()) or basis.shape[1] == size:
+                return Eigenpairs(values[:count], found[:, :count], residuals[:count])
+            bar.reach(max(bar.done, fallen(float(residuals[:count].max() / values[0]), tolerance)))
+            block = _new_directions(left[:, residuals > 0.1 * tolerance * values[0]], basis)
     raise LazyscopeError(
         f"Block Lanczos did not find {count} eigenpairs within {products} products; raise `tolerance` or ask for fewer."
     )
