@@ -7,8 +7,8 @@
 #     lazyscope reproduce cover --scale quick
 #     lazyscope reproduce scale --scale paper --device cuda
 #
-# Each trial is stored as it ends; what is stored is not measured again, and a kill loses the trial in flight only. The
-# table at the end sets each claim of the source beside what was measured. All of it is open to Python too.
+# Trials are stored as their batch ends; what is stored is not measured again, and a kill loses at most the batch in
+# flight. The table at the end sets each claim of the source beside what was measured. All of it is open to Python too.
 
 # %%
 import tempfile
