@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -54,6 +55,30 @@ def test_free_memory_of_the_cpu_is_known_here() -> None:
     assert free is not None
     assert free > 1 << 24
     assert free_memory("meta") is None
+
+
+@pytest.mark.parametrize(
+    ("files", "free"),
+    [
+        ({"memory.max": "1000", "memory.current": "700", "memory.stat": "anon 5\ninactive_file 100\n"}, 400),
+        ({"memory.max": "max", "memory.current": "700", "memory.stat": ""}, None),
+        (
+            {
+                "memory/memory.limit_in_bytes": "1000",
+                "memory/memory.usage_in_bytes": "1200",
+                "memory/memory.stat": "total_inactive_file 0\n",
+            },
+            0,
+        ),
+        ({"memory/memory.limit_in_bytes": str(2**63 - 4096)}, None),
+        ({}, None),
+    ],
+)
+def test_a_container_has_its_own_limit(tmp_path: Path, files: dict[str, str], free: int | None) -> None:
+    (tmp_path / "memory").mkdir()
+    for name, text in files.items():
+        (tmp_path / name).write_text(text)
+    assert memory._free_in_container(tmp_path) == free
 
 
 def test_what_does_not_fit_is_refused_with_its_size_and_three_ways_out(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import os
 import re
+import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -104,9 +105,16 @@ def default_memory(device: torch.device, bounds: Mapping[str, int]) -> int:
     Returns:
         That number, or half of what is free if this is less.
     """
-    free = free_memory(device)
+    now, name = time.monotonic(), str(device)
+    if name not in _recent or now - _recent[name][0] > 1:  # asked once a second: it takes longer than a small kernel
+        _recent[name] = now, free_memory(device)
+    free = _recent[name][1]
     bound = bounds.get(device.type, bounds["cpu"])
     return bound if free is None else max(1, min(bound, free // 2))
+
+
+_recent: dict[str, tuple[float, int | None]] = {}
+"""When it was last asked how much is free on a device, and the answer."""
 
 
 def check_fits(
@@ -179,17 +187,20 @@ def _free_here() -> int | None:
         return None
 
 
-def _free_in_container() -> int | None:
+def _free_in_container(root: Path = Path("/sys/fs/cgroup")) -> int | None:
     """What the limit of the control group leaves; files that it has read can be dropped. Both versions of the files."""
     for folder, limit, used, file in (
-        ("/sys/fs/cgroup", "memory.max", "memory.current", "inactive_file"),
-        ("/sys/fs/cgroup/memory", "memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
+        (root, "memory.max", "memory.current", "inactive_file"),
+        (root / "memory", "memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
     ):
         try:
-            texts = [(Path(folder) / name).read_text(encoding="ascii") for name in (limit, used, "memory.stat")]
-            lines = [line.split() for line in texts[2].splitlines()]
+            most = int((folder / limit).read_text(encoding="ascii"))
+            if most >= 1 << 60:  # no limit, as the older version writes it
+                continue
+            taken = int((folder / used).read_text(encoding="ascii"))
+            lines = [line.split() for line in (folder / "memory.stat").read_text(encoding="ascii").splitlines()]
             files = next((int(count) for name, count in lines if name == file), 0)
-            return max(0, int(texts[0]) - int(texts[1]) + files)
+            return max(0, most - taken + files)
         except (OSError, ValueError):  # no such group, or "max": no limit
             continue
     return None
