@@ -300,6 +300,8 @@ def test_odd_arrays_of_an_npz_are_refused(tmp_path: Path) -> None:
             door._data(str(path), 0)
     np.savez(path, x=one.astype(">f8"), y=one.astype(">i2"))
     assert torch.equal(door._data(str(path), 0)[0], torch.ones(3, dtype=torch.float64))
+    np.savez(path, x=one, y=one.astype(">u8"))
+    assert torch.equal(door._data(str(path), 0)[1], torch.ones(3, dtype=torch.int64))
     np.save(path.with_suffix(".npy"), one)
     path.with_suffix(".npy").rename(path)
     with pytest.raises(DataError, match="plain arrays"):

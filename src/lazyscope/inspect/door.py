@@ -159,6 +159,8 @@ def _array(file: zipfile.ZipFile, member: zipfile.ZipInfo) -> np.ndarray:
         array: np.ndarray = np.lib.format.read_array(opened, allow_pickle=False)  # a pickle could run anything
         if opened.read(1):  # at its end the checksum is compared
             raise ValueError("it goes on after its array")
+    if array.dtype.kind == "u" and array.dtype.itemsize > 1:
+        return array.astype(np.int64)  # torch can hardly compute with large unsigned integers
     return array if array.dtype.isnative else array.astype(array.dtype.newbyteorder("="))
 
 
