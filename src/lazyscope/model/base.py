@@ -64,6 +64,7 @@ class Model(Studied):
         if not self.params:
             raise ModelError("The model has no trainable parameters; set requires_grad=True on those to study.")
         self._graphs: dict[Any, list[Captured]] = {}
+        self.coupled: dict[Any, str] = {}  # what is known of samples that depend on each other, by kind of input
 
     def __getstate__(self) -> dict[str, Any]:
         """Traced programs are not copied or stored; they are made again where they are needed."""
@@ -103,7 +104,6 @@ class Model(Studied):
         moved = copy.copy(self)
         moved.params = {k: cast(w, *args, **kwargs) for k, w in self.params.items()}
         moved.state = {k: cast(b, *args, **kwargs) for k, b in self.state.items()}
-        moved._graphs = {}
         return moved
 
     def at(self, params: Params) -> Model:
@@ -344,8 +344,8 @@ def check_output(out: Any) -> Tensor:
         named = [key for key, value in out.items() if isinstance(value, Tensor)] if isinstance(out, Mapping) else []
         example = repr(named[0]) if named else "0" if isinstance(out, tuple | list) else "lambda out: …"
         raise ModelError(
-            f"The model must return one floating-point tensor but returned {type(out).__name__}; say which part of it to"
-            f" study with Model(net, output={example}), or wrap it in a module that returns that part."
+            f"The model must return one floating-point tensor but returned {type(out).__name__}; say which part of it"
+            f" to study with Model(net, output={example}), or wrap it in a module that returns that part."
         )
     return out
 

@@ -114,8 +114,8 @@ def unwrapped(net: nn.Module) -> nn.Module:
     """The module inside `torch.compile(net)` and `DistributedDataParallel(net)`."""
     if isinstance(net, torch.jit.ScriptModule):
         raise ModelError(
-            f"The model is a {type(net).__name__}, which cannot be differentiated as often as needed; pass the nn.Module"
-            " that it was made from."
+            f"The model is a {type(net).__name__}, which cannot be differentiated as often as needed; pass the"
+            " nn.Module that it was made from."
         )
     while True:
         inner = getattr(net, "_orig_mod", None)
@@ -162,7 +162,7 @@ def from_module(net: nn.Module, output: Output) -> tuple[Forward, dict[str, Tens
 
 def copied(net: nn.Module) -> nn.Module:
     """A copy of a module, as it is studied."""
-    # Sparse buffers (an adjacency matrix) are studied in their dense form: torch can neither copy nor trace all of them.
+    # Sparse buffers (an adjacency matrix) are studied in their dense form: torch cannot copy or trace all of them.
     dense = {id(b): b.to_dense() for b in net.buffers() if b.layout != torch.strided}
     try:
         kept = copy.deepcopy(net, dense)

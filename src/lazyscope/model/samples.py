@@ -15,7 +15,7 @@ from lazyscope._typing import Inputs
 from lazyscope.errors import LazyscopeError, ModelError
 from lazyscope.model.base import Model
 from lazyscope.model.increment.decisions import reads
-from lazyscope.model.inputs import changed, flatten
+from lazyscope.model.inputs import changed, flatten, signature
 
 _FEW = 3
 """Samples that are compared."""
@@ -27,7 +27,7 @@ _MOVE = 0.1
 """Size of the random move of the weights, relative to their own."""
 
 _TOLERANCE = {torch.float64: 1e-5, torch.float32: 1e-3}
-"""Far above rounding (also of a model that casts to float32 inside), far below what other samples do; 0.1 for others."""
+"""Far above rounding, also of casts to float32 inside a model, and far below what other samples do; 0.1 for others."""
 
 
 class Coupling(Enum):
@@ -47,17 +47,27 @@ def coupling(model: Model, x: Inputs) -> Coupling:
     n = counts.pop()
     if n < 2:
         return Coupling.NONE
+    known = model.coupled.get(kind(x))
+    if known is not None:
+        return Coupling(known)
     try:
         looked = reads(lambda: model(changed(x, lambda t: t[:_FEW])))
     except LazyscopeError:
         looked = False
     # A forward that looks at values may couple some samples and not others: then all of them are compared.
     rows = torch.arange(n)[:_MANY] if looked else torch.tensor(sorted({0, n // 2, n - 1})[:_FEW])
-    for wide in (model.double(), model):
-        found = _compared(wide, x, rows)
-        if found is not None:
-            return found
-    return Coupling.WHOLE
+    found = next(
+        (found for wide in (model.double(), model) if (found := _compared(wide, x, rows)) is not None), Coupling.WHOLE
+    )
+    if not looked:  # a property of the function then, and not of these samples
+        model.coupled[kind(x)] = found.value
+    return found
+
+
+def kind(x: Inputs) -> tuple[object, ...]:
+    """What one sample of the inputs is like: how it is passed, its shapes, dtypes and devices."""
+    names, leaves = flatten(x)
+    return names, *(signature(leaf[:1]) for leaf in leaves)
 
 
 def check_independent(model: Model, x: Inputs, remedy: str) -> None:

@@ -11,8 +11,8 @@ from lazyscope._typing import Inputs
 from lazyscope.errors import InputError, ModelError
 from lazyscope.memory import Memory, check_fits, parse_memory
 from lazyscope.model.base import Model, check_inputs, flatten
-from lazyscope.model.inputs import changed, signature
-from lazyscope.model.samples import Coupling, coupling
+from lazyscope.model.inputs import changed
+from lazyscope.model.samples import Coupling, coupling, kind
 from lazyscope.tangent.assembly import Assembly, precision
 from lazyscope.tangent.joint import joint_kernels
 from lazyscope.tangent.readout import READOUTS, Readout
@@ -114,9 +114,9 @@ def _check(model: Model, x1: Inputs, x2: Inputs | None, together: bool) -> bool:
                 "Samples are counted along the first dimension of every input; pass at least one, and keep constants"
                 " inside the model."
             )
-    if x2 is not None and _kind(x1) != _kind(x2):
+    if x2 is not None and kind(x1) != kind(x2):
         raise InputError(
-            f"Samples of x1 and x2 differ in shape, dtype or device: {_kind(x1)[1:]}, {_kind(x2)[1:]}; make them alike."
+            f"Samples of x1 and x2 differ in shape, dtype or device: {kind(x1)[1:]}, {kind(x2)[1:]}; make them alike."
         )
     if together:
         return True
@@ -156,11 +156,6 @@ def _check_size(model: Model, x1: Inputs, x2: Inputs | None, readout: Readout, b
             instead='pass outputs="sum", study fewer outputs with Model(net, output=…), or use TangentOperator',
         )
     check_fits((n1, n2, wide, wide), out.dtype, out.device, copies=len(model.params) if by_layer else 1)
-
-
-def _kind(x: Inputs) -> tuple[object, ...]:
-    names, leaves = flatten(x)
-    return names, *(signature(leaf[:1]) for leaf in leaves)
 
 
 def _first(x: Inputs) -> Inputs:

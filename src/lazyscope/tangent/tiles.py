@@ -27,7 +27,6 @@ from torch import nn
 
 from lazyscope._typing import Inputs
 from lazyscope.errors import InputError, LazyscopeError, ModelError, StoreError
-from lazyscope.labels import Target, as_target
 from lazyscope.linalg.eigen import Eigenpairs
 from lazyscope.linalg.solve import Solution, conjugate_gradients
 from lazyscope.memory import Memory, parse_memory
@@ -205,11 +204,9 @@ class KernelTiles:
         blocks = (self[self.rows(i), self.rows(i)] for i in range(self.count))
         return float(sum(np.einsum("iiaa->", block, dtype=np.float64) for block in blocks))
 
-    def solve(self, y: Target, *, shift: float = 0.0, tolerance: float | None = None) -> Solution:
+    def solve(self, y: Any, *, shift: float = 0.0, tolerance: float | None = None) -> Solution:
         """c with (K + shift·I)c = y, by conjugate gradients from the tiles; y is a vector of nk numbers, or columns."""
-        return conjugate_gradients(
-            self.matrix, as_target(y, torch.empty(0, dtype=torch.float64)), shift=shift, tolerance=tolerance
-        )
+        return conjugate_gradients(self.matrix, y, shift=shift, tolerance=tolerance)
 
     def top(self, count: int, *, tolerance: float | None = None, seed: int = 0) -> Eigenpairs:
         """The `count` largest eigenpairs, by block Lanczos from the tiles, which are read some ten times."""

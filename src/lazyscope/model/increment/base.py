@@ -120,8 +120,16 @@ def in_precision(a: Any, dtype: torch.dtype | None) -> Any:
     """Numbers in the precision of `dtype`: complex ones stay complex, and real ones real."""
     if dtype is None or not isinstance(a, Tensor) or not (a.is_floating_point() or a.is_complex()):
         return a
-    real = dtype.to_real()
-    return a.to(real.to_complex() if a.is_complex() else real)
+    real, paired = _PRECISIONS.get(dtype, (dtype, torch.complex64))
+    return a.to(paired if a.is_complex() else real)
+
+
+_PRECISIONS = {
+    each: (real, paired)
+    for real, paired in ((torch.float64, torch.complex128), (torch.float32, torch.complex64))
+    for each in (real, paired)
+}
+"""Real and complex dtypes of one precision; spelt out, since `dtype.to_real()` cannot be compiled."""
 
 
 def operations(*names: str) -> list[Any]:

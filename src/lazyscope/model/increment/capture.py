@@ -15,15 +15,17 @@ Every graph is then compared with the forward itself: its value and the gradient
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor, fx
 from torch._subclasses.functional_tensor import FunctionalTensorMode, dispatch_functionalize
+from torch.fx.experimental import proxy_tensor
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from lazyscope.errors import LazyscopeError, ModelError
@@ -124,7 +126,8 @@ def _traced(function: Callable[..., Any], leaves: Sequence[Tensor], table: dict[
     functional = dispatch_functionalize(function, FunctionalTensorMode())
     traced = make_fx(functional, decomposition_table=table, _error_on_data_dependent_ops=False)
     try:
-        module: fx.GraphModule = traced(*leaves)
+        with _light_metadata():
+            module: fx.GraphModule = traced(*leaves)
     except LazyscopeError:
         raise
     except Exception as error:  # whatever torch meets in a user's forward
@@ -134,6 +137,25 @@ def _traced(function: Callable[..., Any], leaves: Sequence[Tensor], table: dict[
             " what it names by plain torch operations."
         ) from error
     return module
+
+
+@contextlib.contextmanager
+def _light_metadata() -> Iterator[None]:
+    """Shapes and dtypes of a trace as expanded scalars: torch makes a fake mode for each, for half of the time."""
+    own = proxy_tensor.extract_val
+
+    def light(value: Any, *args: Any, **kwargs: Any) -> Any:
+        if type(value) is Tensor and value.layout == torch.strided:
+            return torch.empty((), dtype=value.dtype, device=value.device).expand(value.shape)
+        if isinstance(value, tuple | list):
+            return type(value)(light(each) for each in value) if type(value) in (tuple, list) else own(value)
+        return own(value, *args, **kwargs)
+
+    proxy_tensor.extract_val = light  # type: ignore[assignment]
+    try:
+        yield
+    finally:
+        proxy_tensor.extract_val = own
 
 
 def _again(
@@ -266,7 +288,9 @@ _TOLERANCE = {torch.float64: 1e-6, torch.float32: 1e-2}
 
 def _verify(module: fx.GraphModule, function: Callable[..., Tensor], leaves: Sequence[Tensor], moving: int) -> None:
     """Compare a graph with its forward: the value, and the gradient of a random combination of outputs."""
-    with torch.enable_grad(), torch.autocast(leaves[0].device.type, enabled=False):
+    # In this thread: a thread of autograd's own would warn that it has no CUDA context yet.
+    here = torch.autograd.set_multithreading_enabled(False)
+    with here, torch.enable_grad(), torch.autocast(leaves[0].device.type, enabled=False):
         ours, theirs = (_slope(each, leaves, moving) for each in (module, function))
     if ours is None or theirs is None:
         return  # an output that is no tensor, or does not depend on the parameters, is refused with a better reason

@@ -35,8 +35,8 @@ class Program:
 
     `base(*leaves)` gives what the increments need of the values at w₀, the output h(w₀) last; `exact_base` the same
     computed in float64, so that the kinks of ReLU and max-pooling are where they should be: α times the rounding of x₀
-    is no small number for large α. Without kinks the two are one. Where choices are frozen in the graph the exact output
-    stays in float64, since it will be compared with that of other choices.
+    is no small number for large α. Without kinks the two are one. Where choices are frozen in the graph the exact
+    output stays in float64, since it will be compared with that of other choices.
     `increment(scale, moves, values)` gives α(h(w) - h(w₀)) from v (in the order of the moving leaves) and those values.
     """
 
