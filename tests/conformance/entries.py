@@ -44,8 +44,10 @@ class Trial:
 
     @cached_property
     def model(self) -> ls.Model:
-        """As the user would write it; what is refused at the door is refused here."""
-        return bring(self.subject)
+        """As the user would write it; what is refused at the door or at the first call is refused here."""
+        found = bring(self.subject)
+        found(self.subject.x)
+        return found
 
     @property
     def points(self) -> int:
@@ -233,7 +235,7 @@ def monitor(t: Trial) -> None:
     if not isinstance(net, nn.Module):
         return
     extra: dict[str, Any] = {} if t.subject.output is None else {"output": t.subject.output}
-    watch = ls.Monitor(net, t.subject.x, every=1, **extra)
+    watch = ls.Monitor(net, t.subject.x, every=1, columns=8, **extra)
     v = {name: 0.2 * move for name, move in t.plain.direction().items()}
     w = t.plain.at(v)
     with torch.no_grad():
@@ -247,7 +249,7 @@ def monitor(t: Trial) -> None:
     t.close("tangent distance", record.tangent_distance, gap / float(moved.norm()))
     now = sum((block @ block.T for block in t.plain.jacobian_at(w).values()), torch.zeros(()))
     drift = float((now - t.plain.kernel).norm() / t.plain.kernel.norm())
-    if not drift / 4 - 1e-9 <= record.kernel_drift <= 4 * drift + 1e-9:  # two random columns estimate it
+    if not drift / 4 - 1e-9 <= record.kernel_drift <= 4 * drift + 1e-9:  # eight random columns estimate it
         raise Wrong(f"kernel drift: {record.kernel_drift:.3g}, and {drift:.3g} is true")
 
 
@@ -289,7 +291,7 @@ def _called(module: nn.Module, v: Mapping[str, Tensor], x: Any) -> Tensor:
     """The module at v, called as the net itself is called; a tuple or a dict as the one argument means the same."""
     with torch.no_grad():
         for name, p in module.named_parameters():
-            p.copy_(v[name])
+            _pair(p).copy_(v[name])
     out: Tensor = call(module, x)
     with torch.no_grad():
         whole = module(x)
@@ -301,7 +303,7 @@ def _called(module: nn.Module, v: Mapping[str, Tensor], x: Any) -> Tensor:
 def _gradient(module: nn.Module, out: Tensor, cotangent: Tensor) -> dict[str, Tensor]:
     names, leaves = zip(*module.named_parameters(), strict=True)
     found = torch.autograd.grad((out * cotangent).sum(), leaves, materialize_grads=True)
-    return dict(zip(names, found, strict=True))
+    return {name: _pair(g) for name, g in zip(names, found, strict=True)}
 
 
 def _agree_by_name(t: Trial, what: str, found: Mapping[str, Tensor], expected: Mapping[str, Tensor]) -> None:

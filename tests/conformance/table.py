@@ -6,7 +6,7 @@ A row is exact in every entry point, to its tolerance, unless it says otherwise.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Set
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -34,16 +34,24 @@ SINGLE = 1e-5
 """Where the model itself computes in float32 inside."""
 
 
+ALL = frozenset(ENTRIES)
+QUICK = ALL - {"spectrum", "relative_scale", "gradient_flow", "inspect"}
+CORE = frozenset({"Model", "Scaled", "Linearised", "tangent_kernel"})
+NEVER: frozenset[str] = frozenset()
+"""Entry points of which a run of all tests checks every row, those that take longer left out, and the least of a model
+that takes seconds to trace. With LAZYSCOPE_SLOW=1 every cell is checked."""
+
+
 @dataclass(frozen=True)
 class Row:
-    """One model. `refused` maps entry points to the pattern of the error."""
+    """One model. `refused` maps entry points to the pattern of the error, `often` names those of every run."""
 
     family: str
     name: str
     draw: Callable[[], Subject]
     tolerance: float = EXACT
     refused: Mapping[str, str] = field(default_factory=dict)
-    remark: str = ""
+    often: Set[str] = QUICK
 
     def make(self) -> Subject:
         """The same model and inputs, each time anew."""
@@ -74,19 +82,19 @@ _NO_BATCHES = {**_NO_KERNEL, **dict.fromkeys(("TangentOperator", "relative_scale
 _BACKWARD = everywhere(r"autograd\.Function|backward", "Model")
 
 TABLE: list[Row] = [
-    Row("Ordinary models", "MLP", ordinary.perceptron),
-    Row("Ordinary models", "MLP with ReLU", ordinary.relu),
+    Row("Ordinary models", "MLP", ordinary.perceptron, often=ALL),
+    Row("Ordinary models", "MLP with ReLU", ordinary.relu, often=ALL),
     Row("Ordinary models", "Convolution, batch-norm, pooling", ordinary.convolutional),
-    Row("Ordinary models", "Attention with layer-norm", ordinary.attention),
-    Row("Ordinary models", "`Model(f, params)`, a simulation", ordinary.function),
-    Row("Ordinary models", "Tied weights, integer inputs", ordinary.tied),
+    Row("Ordinary models", "Attention with layer-norm", ordinary.attention, often=ALL),
+    Row("Ordinary models", "`Model(f, params)`, a simulation", ordinary.function, often=ALL),
+    Row("Ordinary models", "Tied weights, integer inputs", ordinary.tied, often=ALL),
     Row("Ordinary models", "Equilibrium model, fixed loop", ordinary.equilibrium),
     Row("Inputs and outputs", "Tuple of inputs", ordinary.tuple_inputs),
     Row("Inputs and outputs", "Dict of inputs", ordinary.dict_inputs),
-    Row("Inputs and outputs", "Dict with constants", ordinary.constants),
+    Row("Inputs and outputs", "Dict with constants", ordinary.constants, often=ALL),
     Row("Inputs and outputs", '`output="logits"`', ordinary.output_field),
-    Row("Inputs and outputs", "`output=lambda o: …`", ordinary.output_function),
-    Row("Inputs and outputs", "Branch on a mask", ordinary.input_branch),
+    Row("Inputs and outputs", "`output=lambda o: …`", ordinary.output_function, often=ALL),
+    Row("Inputs and outputs", "Branch on a mask", ordinary.input_branch, often=ALL),
     Row("Inputs and outputs", "Branch on a count over the batch", ordinary.batch_branch, refused=_NO_KERNEL),
     Row(
         "Inputs and outputs",
@@ -96,23 +104,23 @@ TABLE: list[Row] = [
     ),
     Row("Recurrent", "LSTM", ordinary.lstm),
     Row("Recurrent", "Bidirectional LSTM", ordinary.bilstm),
-    Row("Recurrent", "GRU", ordinary.gru),
+    Row("Recurrent", "GRU", ordinary.gru, often=ALL),
     Row("Recurrent", "Packed LSTM, sorted", ordinary.packed_sorted),
-    Row("Recurrent", "Packed LSTM, any order", ordinary.packed_unsorted),
-    Row("Complex numbers", "`irfft(rfft(Wx) * w)`", fourier.real_filter),
-    Row("Complex numbers", "Fourier neural operator", fourier.neural_operator),
-    Row("Complex numbers", "`view_as_complex`, `polar`", fourier.rotary),
+    Row("Recurrent", "Packed LSTM, any order", ordinary.packed_unsorted, often=ALL),
+    Row("Complex numbers", "`irfft(rfft(Wx) * w)`", fourier.real_filter, often=ALL),
+    Row("Complex numbers", "Fourier neural operator", fourier.neural_operator, often=ALL),
+    Row("Complex numbers", "`view_as_complex`, `polar`", fourier.rotary, often=ALL),
     Row("Complex numbers", "`abs`, `angle`, `real`, `imag`", fourier.magnitude),
-    Row("Complex numbers", "Complex parameters, as pairs of reals", fourier.complex_parameters),
+    Row("Complex numbers", "Complex parameters, as pairs of reals", fourier.complex_parameters, often=ALL),
     Row("Complex numbers", "Complex output", fourier.complex_output, refused=everywhere("complex")),
     Row("Complex numbers", "Complex output, `output=torch.view_as_real`", fourier.complex_output_chosen),
-    Row("Routing", "`topk` gate", routing.topk),
-    Row("Routing", "`argmax` gate", routing.argmax),
+    Row("Routing", "`topk` gate", routing.topk, often=ALL),
+    Row("Routing", "`argmax` gate", routing.argmax, often=ALL),
     Row("Routing", "`argmin`, `gather`", routing.argmin),
     Row("Routing", "`sort`", routing.sort),
     Row("Routing", "`argsort`", routing.argsort),
     Row("Routing", "`h[h > 0]`", routing.boolean),
-    Row("Routing", "`nonzero`, `index_add`", routing.nonzero),
+    Row("Routing", "`nonzero`, `index_add`", routing.nonzero, often=ALL),
     Row("Routing", "`unique`", routing.unique),
     Row("Routing", "`one_hot(argmax)`", routing.one_hot),
     Row("Routing", "`where`, `masked_fill`", routing.where),
@@ -121,8 +129,8 @@ TABLE: list[Row] = [
     Row("Routing", "`kthvalue`, `median`", routing.kthvalue),
     Row("Routing", "`bucketize`", routing.bucketize),
     Row("Routing", "Mixture of experts, `topk` and `gather`", routing.experts_dense),
-    Row("Routing", "Mixture of experts, dispatched", routing.experts_dispatched),
-    Row("Samples that depend on each other", "`y - y.mean(0)`", coupled.centred, refused=_NO_KERNEL),
+    Row("Routing", "Mixture of experts, dispatched", routing.experts_dispatched, often=ALL),
+    Row("Samples that depend on each other", "`y - y.mean(0)`", coupled.centred, refused=_NO_KERNEL, often=ALL),
     Row(
         "Samples that depend on each other",
         "`y - y.mean(0)`, n above the batch",
@@ -135,18 +143,19 @@ TABLE: list[Row] = [
         "Coupling that is zero at w₀, n above the batch",
         coupled.gated_many,
         refused=_NO_BATCHES,
+        often=ALL,
     ),
     Row("Samples that depend on each other", "Batch statistics", coupled.batch_norm, refused=_NO_KERNEL),
     Row("Samples that depend on each other", "Graph network, edges in a buffer", coupled.graph_buffer),
-    Row("Samples that depend on each other", "Graph network, edges as input", coupled.graph_input),
+    Row("Samples that depend on each other", "Graph network, edges as input", coupled.graph_input, often=ALL),
     Row("Samples that depend on each other", "Graph network, sparse adjacency", coupled.sparse_adjacency),
-    Row("Stop-gradients", "`.detach()`", stops.detach),
-    Row("Stop-gradients", "`no_grad()`", stops.no_grad),
+    Row("Stop-gradients", "`.detach()`", stops.detach, often=ALL),
+    Row("Stop-gradients", "`no_grad()`", stops.no_grad, often=ALL),
     Row("Stop-gradients", "`set_grad_enabled(False)`", stops.set_grad_enabled),
     Row("Stop-gradients", "`.data`", stops.data),
     Row("Stop-gradients", "`requires_grad_(False)` on a value", stops.requires_grad_false),
     Row("Stop-gradients", "Frozen layer", stops.frozen_layer),
-    Row("Stop-gradients", "Straight-through estimator", stops.straight_through),
+    Row("Stop-gradients", "Straight-through estimator", stops.straight_through, often=ALL),
     Row("Stop-gradients", "`autograd.Function`, true backward", stops.true_function),
     Row("Stop-gradients", "`autograd.Function`, another backward", stops.false_function, refused=_BACKWARD),
     Row("Values that leave torch", "`.numpy()` of a value that moves", stops.moved_numpy, refused=_MOVES),
@@ -156,7 +165,7 @@ TABLE: list[Row] = [
     Row("Values that leave torch", "`.numpy()` of an input", stops.input_numpy),
     Row("Values that leave torch", "`.tolist()` of an input", stops.input_tolist),
     Row("Values that leave torch", "`.item()` of an input", stops.input_item, refused=_NO_KERNEL),
-    Row("Equations in the forward", "torchdiffeq `rk4`, fixed step", equations.ode_fixed),
+    Row("Equations in the forward", "torchdiffeq `rk4`, fixed step", equations.ode_fixed, often=ALL),
     Row(
         "Equations in the forward",
         "torchdiffeq `dopri5`",
@@ -165,47 +174,52 @@ TABLE: list[Row] = [
     ),
     Row("Equations in the forward", "torchdiffeq `odeint_adjoint`", equations.ode_adjoint, refused=_BACKWARD),
     Row("Equations in the forward", "`autograd.grad` in the forward (PINN)", equations.physics_informed),
-    Row("Equations in the forward", "`x.requires_grad_()` in the forward (PINN)", equations.physics_informed_bare),
+    Row(
+        "Equations in the forward",
+        "`x.requires_grad_()` in the forward (PINN)",
+        equations.physics_informed_bare,
+        often=ALL,
+    ),
     Row("Equations in the forward", "`torch.func.hessian` in the forward", equations.laplacian),
     Row("Equations in the forward", "`torch.func.grad` in the forward", equations.energy),
-    Row("Layers", "EmbeddingBag", layers.embedding_bag),
+    Row("Layers", "EmbeddingBag", layers.embedding_bag, often=ALL),
     Row("Layers", "Embedding(sparse=True)", layers.sparse_embedding),
-    Row("Layers", "`parametrizations.weight_norm`", layers.weight_norm),
+    Row("Layers", "`parametrizations.weight_norm`", layers.weight_norm, often=ALL),
     Row("Layers", "`nn.utils.weight_norm` (hook)", layers.weight_norm_hook, refused=everywhere("parametrizations")),
     Row("Layers", "`parametrizations.spectral_norm`", layers.spectral_norm),
     Row("Layers", "`parametrizations.orthogonal`", layers.orthogonal),
     Row("Layers", "`linalg.solve`", layers.solve),
-    Row("Layers", "`linalg.eigvalsh`", layers.eigvalsh),
+    Row("Layers", "`linalg.eigvalsh`", layers.eigvalsh, often=ALL),
     Row("Layers", "`linalg.eigh`, eigenvectors", layers.eigh, tolerance=1e-9),
     Row("Layers", "`linalg.svdvals`", layers.svd),
     Row("Layers", "`linalg.cholesky`", layers.cholesky),
     Row("Layers", "`linalg.inv`", layers.inverse),
     Row("Layers", "`linalg.det`, `logdet`", layers.determinant),
     Row("Layers", "Sparse CSR parameter", coupled.sparse_weight, refused=everywhere("sparse")),
-    Row("Wrappers", "`torch.compile(net)`", wrapped.compiled),
+    Row("Wrappers", "`torch.compile(net)`", wrapped.compiled, often=ALL),
     Row("Wrappers", "`torch.jit.script(net)`", wrapped.scripted, refused=everywhere("ScriptModule")),
-    Row("Hugging Face", "BERT", huggingface.bert),
-    Row("Hugging Face", "BERT, padded", partial(huggingface.bert, True)),
-    Row("Hugging Face", "RoBERTa", huggingface.roberta),
-    Row("Hugging Face", "RoBERTa, padded", partial(huggingface.roberta, True)),
-    Row("Hugging Face", "DistilBERT", huggingface.distilbert),
-    Row("Hugging Face", "DistilBERT, padded", partial(huggingface.distilbert, True)),
-    Row("Hugging Face", "GPT-2", huggingface.gpt2),
-    Row("Hugging Face", "GPT-2, padded", partial(huggingface.gpt2, True)),
-    Row("Hugging Face", "GPT-2 with its cache", huggingface.gpt2_cached),
-    Row("Hugging Face", "GPT-2, logits of every token", huggingface.gpt2_every_token),
-    Row("Hugging Face", "GPT-2 for sequence classification", huggingface.gpt2_classifier),
-    Row("Hugging Face", "GPT-2 with LoRA (PEFT)", huggingface.lora),
-    Row("Hugging Face", "GPT-2 with LoRA (PEFT), padded", partial(huggingface.lora, True)),
-    Row("Hugging Face", "Llama", huggingface.llama, SINGLE),
-    Row("Hugging Face", "Llama, padded", partial(huggingface.llama, True), SINGLE),
-    Row("Hugging Face", "T5", huggingface.t5, SINGLE),
-    Row("Hugging Face", "T5, padded", partial(huggingface.t5, True), SINGLE),
-    Row("Hugging Face", "Mixtral", huggingface.mixtral, SINGLE),
-    Row("Hugging Face", "Mixtral, padded", partial(huggingface.mixtral, True), SINGLE),
-    Row("Hugging Face", "ViT", huggingface.vit),
-    Row("Hugging Face", "ResNet", huggingface.resnet),
-    Row("Hugging Face", "Mamba", huggingface.mamba, SINGLE),
+    Row("Hugging Face", "BERT", huggingface.bert, often=NEVER),
+    Row("Hugging Face", "BERT, padded", partial(huggingface.bert, True), often=ALL),
+    Row("Hugging Face", "RoBERTa", huggingface.roberta, often=NEVER),
+    Row("Hugging Face", "RoBERTa, padded", partial(huggingface.roberta, True), often=NEVER),
+    Row("Hugging Face", "DistilBERT", huggingface.distilbert, often=NEVER),
+    Row("Hugging Face", "DistilBERT, padded", partial(huggingface.distilbert, True), often=NEVER),
+    Row("Hugging Face", "GPT-2", huggingface.gpt2, often=NEVER),
+    Row("Hugging Face", "GPT-2, padded", partial(huggingface.gpt2, True), often=CORE),
+    Row("Hugging Face", "GPT-2 with its cache", huggingface.gpt2_cached, often=NEVER),
+    Row("Hugging Face", "GPT-2, logits of every token", huggingface.gpt2_every_token, often=NEVER),
+    Row("Hugging Face", "GPT-2 for sequence classification", huggingface.gpt2_classifier, often=CORE),
+    Row("Hugging Face", "GPT-2 with LoRA (PEFT)", huggingface.lora, often=CORE),
+    Row("Hugging Face", "GPT-2 with LoRA (PEFT), padded", partial(huggingface.lora, True), often=NEVER),
+    Row("Hugging Face", "Llama", huggingface.llama, SINGLE, often=NEVER),
+    Row("Hugging Face", "Llama, padded", partial(huggingface.llama, True), SINGLE, often=CORE),
+    Row("Hugging Face", "T5", huggingface.t5, SINGLE, often=NEVER),
+    Row("Hugging Face", "T5, padded", partial(huggingface.t5, True), SINGLE, often=CORE),
+    Row("Hugging Face", "Mixtral", huggingface.mixtral, SINGLE, often=CORE),
+    Row("Hugging Face", "Mixtral, padded", partial(huggingface.mixtral, True), SINGLE, often=NEVER),
+    Row("Hugging Face", "ViT", huggingface.vit, often=CORE),
+    Row("Hugging Face", "ResNet", huggingface.resnet, often=NEVER),
+    Row("Hugging Face", "Mamba", huggingface.mamba, SINGLE, often=NEVER),
 ]
 
 SITUATIONS: list[Situation] = [

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from functools import lru_cache
 
@@ -11,6 +12,7 @@ from tests.conformance.table import SITUATIONS, TABLE, Row, Situation
 
 from lazyscope.errors import LazyscopeError
 
+SLOW = os.environ.get("LAZYSCOPE_SLOW") == "1"
 ROWS = {row.name: row for row in TABLE}
 
 
@@ -25,6 +27,7 @@ def cells() -> list[object]:
         pytest.param(row, entry, id=f"{row.name}-{entry}", marks=pytest.mark.xdist_group(f"conformance {row.name}"))
         for row in TABLE
         for entry in ENTRIES
+        if SLOW or entry in row.often
     ]
 
 
@@ -69,6 +72,5 @@ def test_rows_have_names_of_their_own() -> None:
     assert len(ROWS) == len(TABLE)
 
 
-@pytest.mark.parametrize("row", TABLE, ids=lambda row: row.name)
-def test_refusals_name_entry_points(row: Row) -> None:
-    assert set(row.refused) <= set(ENTRIES)
+def test_refusals_name_entry_points() -> None:
+    assert all(set(row.refused) <= set(ENTRIES) for row in TABLE)
