@@ -49,3 +49,10 @@ def test_not_converging_is_a_result(hidden: Hidden, power_law: Law) -> None:
     negative = conjugate_gradients(hidden(-power_law(120)), B)
     assert not negative.converged
     assert bool(negative.x.isfinite().all())
+
+
+def test_right_hand_sides_may_be_arrays_and_lists(hidden: Hidden, power_law: Law) -> None:
+    operator = hidden(power_law(120))
+    expected = conjugate_gradients(operator, B, shift=0.1).x
+    for given in (B.numpy(), B.tolist()):
+        torch.testing.assert_close(conjugate_gradients(operator, given, shift=0.1).x, expected)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from jaxtyping import Float
@@ -23,7 +24,7 @@ class Solution:
 
 
 def conjugate_gradients(
-    operator: Symmetric, b: Tensor, *, shift: float = 0.0, tolerance: float | None = None, iterations: int | None = None
+    operator: Symmetric, b: Any, *, shift: float = 0.0, tolerance: float | None = None, iterations: int | None = None
 ) -> Solution:
     """x with (K + shift·I)x = b for a vector or columns b, K symmetric and positive semi-definite.
 
@@ -34,7 +35,7 @@ def conjugate_gradients(
 
     Args:
         operator: K.
-        b: The right-hand side, (N,), or several as columns, (N, m).
+        b: The right-hand side, (N,), or several as columns, (N, m): a tensor, or an array or nested list of numbers.
         shift: What is added to the diagonal of K.
         tolerance: Of ‖b - Ax‖/‖b‖: 10⁻⁴ where products are float32, 10⁻¹⁰ in float64, unless given.
         iterations: The largest number of iterations, 10N unless given.
@@ -44,6 +45,7 @@ def conjugate_gradients(
     """
     if tolerance is None:
         tolerance = 1e-10 if operator.dtype == torch.float64 else 1e-4
+    b = b if isinstance(b, Tensor) else torch.tensor(b, dtype=torch.float64)
     rhs = b.to(operator.device, torch.float64)
     rhs = rhs[:, None] if b.ndim == 1 else rhs
 
