@@ -63,8 +63,8 @@ def _verify(found: Code, asked: str, experiment: str, address: str) -> None:
     if found.fingerprint != asked:
         raise OtherCodeError(
             address,
-            f"Worker {address} has other code behind '{experiment}' than the client; bring both to one commit and"
-            " restart the worker.",
+            f"Worker {address} has other code behind '{experiment}' than the client, or another release of torch; bring"
+            " both to one commit and one release, and restart the worker.",
         )
     started = psutil.Process().create_time()
     for module, file in found.files.items():
