@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from random import Random
 from typing import Any
 
 import hypothesis.strategies as st
@@ -289,7 +290,11 @@ class Interpreted(nn.Module):
 
 
 def programs(longest: int = 6) -> st.SearchStrategy[Program]:
-    """All programs of up to so many steps."""
-    step = st.builds(Step, st.sampled_from(sorted(OPERATIONS)), st.integers(1, 2), st.integers(1, 2), st.integers(0, 2))
-    steps = st.lists(step, min_size=1, max_size=longest).map(tuple)
-    return st.builds(Program, steps, st.integers(0, 2**16))
+    """Programs of up to so many steps. Each is drawn anew: hypothesis would vary those that it has tried already."""
+
+    def drawn(random: Random) -> Program:
+        names = random.sample(sorted(OPERATIONS), random.randint(1, longest))
+        steps = [Step(name, random.randint(1, 2), random.randint(1, 2), random.randint(0, 2)) for name in names]
+        return Program(tuple(steps), random.randint(0, 2**16))
+
+    return st.randoms(use_true_random=True).map(drawn)
