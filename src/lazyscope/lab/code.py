@@ -67,7 +67,7 @@ def drawing_code(experiment: Experiment) -> Code:
     for path in package.rglob("*.py"):
         inside = path.relative_to(package.parent).with_suffix("").parts
         files[".".join(inside).removesuffix(".__init__")] = path
-    texts += [f"{name}\n{files[name].read_bytes().hex()}" for name in sorted(files)]
+    texts += [f"{name} {hashlib.sha256(files[name].read_bytes()).hexdigest()}" for name in sorted(files)]
     return Code(_hash(texts), files)
 
 
@@ -140,7 +140,8 @@ class _Behind:
         path = self._files[module]
         parsed = tree(path.read_text(encoding="utf-8"))
         lines = self._lambdas.get(module, set())
-        lambdas: list[ast.AST] = [n for n in ast.walk(parsed) if isinstance(n, ast.Lambda) and n.lineno in lines]
+        nodes = ast.walk(parsed) if lines else ()
+        lambdas: list[ast.AST] = [node for node in nodes if isinstance(node, ast.Lambda) and node.lineno in lines]
         if lines - {getattr(node, "lineno", 0) for node in lambdas}:
             raise ExperimentError(
                 f"A lambda of '{self._experiment}' is no longer where it was in {path}; run the command again."

@@ -135,7 +135,11 @@ class Drawn(Protocol):
         """Whether it can be had without waiting."""
 
     def result(self, timeout: float) -> Outcome:
-        """The outcome, or what drawing and judging raised; a TimeoutError where neither comes within these seconds."""
+        """The outcome, or what drawing and judging raised.
+
+        Args:
+            timeout: Seconds after which a TimeoutError is raised where neither has come.
+        """
 
 
 @runtime_checkable
@@ -143,17 +147,29 @@ class Executor(Protocol):
     """Where trials are measured, and figures drawn from them."""
 
     def __call__(self, tasks: Sequence[Task], /) -> Ended:
-        """Run tasks and yield each as it is stored, in any order, with what it raised; chunks may be cut to fit."""
+        """Run tasks and yield each as it is stored, in any order, with what it raised.
+
+        Args:
+            tasks: The chunks, which may be cut smaller to fit.
+        """
 
     def draw(self, view: View) -> Drawn:
-        """Make figure and claims, while trials go on where that can be."""
+        """Make figure and claims, while trials go on where that can be.
+
+        Args:
+            view: The trials.
+        """
 
 
 class Here:
     """Nowhere else: one thing after another, with all threads of this process."""
 
     def __call__(self, tasks: Sequence[Task], /) -> Ended:
-        """Run the tasks in their order."""
+        """Run the tasks in their order.
+
+        Args:
+            tasks: The chunks.
+        """
         for task in tasks:
             try:
                 task.run()
@@ -163,7 +179,11 @@ class Here:
                 yield task, None
 
     def draw(self, view: View) -> Drawn:
-        """Draw now."""
+        """Draw now.
+
+        Args:
+            view: The trials.
+        """
         drawn: Future[Outcome] = Future()
         try:
             drawn.set_result(view.outcome())

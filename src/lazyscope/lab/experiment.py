@@ -32,7 +32,14 @@ SCALES = ("quick", "paper")
 
 @dataclass(frozen=True)
 class Claim:
-    """One statement of the source beside what was measured."""
+    """One statement of the source beside what was measured.
+
+    Args:
+        text: The statement.
+        source: What the source says, and where.
+        measured: What was measured.
+        holds: Whether the statement holds.
+    """
 
     text: str
     source: str
@@ -42,7 +49,12 @@ class Claim:
 
 @dataclass(frozen=True)
 class Trial:
-    """One grid point and what was measured there."""
+    """One grid point and what was measured there.
+
+    Args:
+        params: The point.
+        result: What was measured.
+    """
 
     params: Params
     result: Result
@@ -76,14 +88,22 @@ class Trials(Sequence[Trial]):
         return f"Trials({len(self)})"
 
     def where(self, **params: int | float | str | bool) -> Trials:
-        """The trials whose parameters have exactly these values."""
+        """The trials whose parameters have exactly these values.
+
+        Args:
+            params: The values by the names of the parameters.
+        """
         for name in params:
             if self._trials and not any(name in trial.params for trial in self._trials):
                 raise ExperimentError(f"No trial has a parameter '{name}'; there are {self._names('params')}.")
         return Trials(t for t in self._trials if all(t.params.get(k, ...) == v for k, v in params.items()))
 
     def column(self, name: str) -> np.ndarray:
-        """One measured quantity (or one parameter), stacked over the trials."""
+        """One measured quantity (or one parameter), stacked over the trials.
+
+        Args:
+            name: Of the quantity or the parameter.
+        """
         if not self._trials:
             raise ExperimentError(f"There is no trial to take '{name}' from; check the values given to `where`.")
         try:

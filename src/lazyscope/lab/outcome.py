@@ -40,7 +40,12 @@ class Run:
 
     @classmethod
     def of(cls, record: Record, varied: set[str]) -> Run:
-        """The costs of a trial, told apart from the others by what varies over the grid."""
+        """The costs of a trial, told apart from the others by what varies over the grid.
+
+        Args:
+            record: The trial.
+            varied: The names of the parameters that vary.
+        """
         params, result = record.trial.params, record.trial.result
         point = ", ".join(f"{name} = {value}" for name, value in params.items() if name in varied)
         costs = {name: result[name] for name in _COSTS}

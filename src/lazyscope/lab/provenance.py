@@ -19,7 +19,11 @@ from lazyscope.errors import LazyscopeError
 
 
 def choose_device(name: str) -> torch.device:
-    """`auto` takes the GPU where there is one; asking for one that is not there is an error, no fallback."""
+    """`auto` takes the GPU where there is one; asking for one that is not there is an error, no fallback.
+
+    Args:
+        name: "auto", "cpu" or "cuda".
+    """
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     if name == "cuda" and not torch.cuda.is_available():
@@ -39,7 +43,11 @@ def provenance() -> dict[str, str]:
 
 @cache
 def place(device: torch.device) -> dict[str, str]:
-    """What computes here: a trial may run in another process, or on another machine, than the one that asked."""
+    """What computes here: a trial may run in another process, or on another machine, than the one that asked.
+
+    Args:
+        device: Where tensors go.
+    """
     return {"torch": torch.__version__, "python": platform.python_version(), "device": _device_name(device)}
 
 

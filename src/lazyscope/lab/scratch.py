@@ -70,7 +70,7 @@ def lent(folder: Path, note: dict[str, Any]) -> Iterator[Path]:
     try:
         with disk.writing(folder.parent):
             os.truncate(lock, 0)
-            os.pwrite(lock, json.dumps(note).encode(), 0)
+            os.write(lock, json.dumps(note).encode())
         yield own
         ended = True
     except Exception:
@@ -97,7 +97,7 @@ def lost(folder: Path) -> list[tuple[Path, dict[str, Any]]]:
         if (lock := _lock(path)) is None:
             continue
         try:
-            note = json.loads(os.pread(lock, 1 << 24, 0))
+            note = json.loads(os.read(lock, 1 << 24))
         except (OSError, ValueError, RecursionError):  # killed while it wrote the note, or damaged
             note = None
         if isinstance(note, dict):

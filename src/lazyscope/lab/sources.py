@@ -126,10 +126,10 @@ def read(path: Path, module: str) -> Text:
 
 @cache  # twenty experiments stand on the same hundred modules
 def _read(source: str, package: str) -> Text:
-    parsed = tree(source)
-    if any("EXPERIMENT" in bound(statement) for statement in parsed.body):
-        parsed.body = [statement for statement in parsed.body if not bound(statement) & _VIEWS]
-    return Text(ast.unparse(parsed), imports([parsed], package))
+    body = tree(source).body
+    if any("EXPERIMENT" in bound(statement) for statement in body):
+        body = [statement for statement in body if not bound(statement) & _VIEWS]
+    return Text(ast.unparse(ast.Module(body, [])), imports(body, package))
 
 
 def imports(nodes: Iterable[ast.AST], package: str) -> frozenset[str]:
@@ -170,6 +170,7 @@ def _absolute(name: str, package: str) -> str:
         return ""
 
 
+@cache
 def tree(source: str) -> ast.Module:
     """The syntax tree of a module without docstrings; comments and layout are gone already.
 
@@ -177,7 +178,7 @@ def tree(source: str) -> ast.Module:
         source: The text of the module.
 
     Returns:
-        The tree, in which an import of several names is several imports.
+        The tree, in which an import of several names is several imports. It is shared: do not change it.
     """
     parsed = ast.parse(source)
     for node in ast.walk(parsed):

@@ -170,7 +170,12 @@ class Sweep:
 
 
 def draw(crew: Crew, view: View) -> Drawn:
-    """Have a worker draw, before it takes another trial."""
+    """Have a worker draw, before it takes another trial.
+
+    Args:
+        crew: The workers.
+        view: The trials.
+    """
     call = dumps(_Call(on_worker, view, drawing_code(view.experiment).fingerprint))
     able = crew.able() if crew.mixed else None
     key = f"draw-{view.experiment.name}-{uuid.uuid4()}"
