@@ -232,17 +232,17 @@ def test_flipped_bits_are_refused_or_harmless(form: str, folder: Path) -> None:
     (file,) = folder.iterdir()
     whole = file.read_bytes()
     count = 0
-    for damaged in flips(whole, 200):
+    for damaged in flips(whole, 120):
         file.write_bytes(damaged)
         # Of what Parquet holds only the images have checksums, and those that gzip has cover everything.
         count += refused(cifar, torch.from_numpy(plain) if form == "tar" else None)
-    assert count > 60
+    assert count > 40
 
 
 def test_flipped_bits_of_pickles_are_refused_or_read(folder: Path) -> None:
     """A pickle has no checksum: what can be read may be other pixels, and nothing else happens."""
     whole = python3(np.zeros_like(TEN), CLASSES[:10])
-    for damaged in flips(whole[:200], 400):
+    for damaged in flips(whole[:200], 200):
         write_folder(folder, {"test_batch": damaged + whole[200:]})
         refused(cifar)
 
@@ -262,10 +262,10 @@ def test_flipped_bits_of_an_npz_are_refused_or_harmless(tmp_path: Path) -> None:
 
     expected = torch.cat([torch.from_numpy(x).flatten(), torch.from_numpy(y).double()])
     count = 0
-    for damaged in flips(whole, 1000):
+    for damaged in flips(whole, 500):
         path.write_bytes(damaged)
         count += refused(read, expected)
-    assert count > 500
+    assert count > 250
 
 
 def test_an_npz_is_measured_before_it_is_unpacked(tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ import importlib
 import json
 import math
 import os
+import re
 import signal
 import site
 import socket
@@ -177,6 +178,17 @@ def test_nothing_listens_beyond_loopback_and_nothing_is_shown(cluster: Cluster) 
         assert stat.S_IMODE(os.stat(Path(folder).parents[1]).st_mode) == 0o700, "of this user alone"
 
 
+def test_one_process_opens_no_port(tmp_path: Path, toy: Experiment, monkeypatch: pytest.MonkeyPatch) -> None:
+    def listen(*_: object) -> None:
+        raise AssertionError("a port is opened")
+
+    monkeypatch.setattr(socket.socket, "listen", listen)
+    assert run(toy, "quick", Store(tmp_path), device=CPU).holds
+    sources = Path(lab.__file__).parents[1].rglob("*.py")
+    words = re.compile(r"create_server|start_server|\.listen\(|\.bind\(|http\.server|socketserver")
+    assert [path.name for path in sources if words.search(path.read_text(encoding="utf-8"))] == ["serve.py"]
+
+
 INTRUDER = """
 import asyncio, encodings.idna, json, os, sys
 import distributed, distributed.comm.tcp  # what others may not be able to read is loaded before
@@ -186,7 +198,7 @@ os.setgroups([]); os.setgid(65534); os.setuid(65534)
 
 async def attack(address, security):
     try:
-        async with asyncio.timeout(2), rpc(address, connection_args=security.get_connection_args("client")) as remote:
+        async with asyncio.timeout(1), rpc(address, connection_args=security.get_connection_args("client")) as remote:
             return str(await remote.identity())
     except Exception as error:
         return "refused: " + repr(error)
