@@ -89,7 +89,14 @@ class Model(Studied):
 
     def _evaluate(self, params: Params, state: Params, x: Inputs) -> Tensor:
         try:
-            out = self._forward(params, state, x)
+            try:
+                out = self._forward(params, state, x)
+            except RuntimeError:
+                if torch.is_grad_enabled():
+                    raise
+                # A derivative inside the forward needs a graph, whatever the caller needs.
+                with torch.enable_grad():
+                    out = detached(self._forward(params, state, changed(x, Tensor.detach)))
         except LazyscopeError:
             raise
         except Exception as error:  # the user's own forward may raise anything
@@ -348,6 +355,11 @@ def check_output(out: Any) -> Tensor:
             f" to study with Model(net, output={example}), or wrap it in a module that returns that part."
         )
     return out
+
+
+def detached(out: Any) -> Any:
+    """An output without its graph."""
+    return out.detach() if isinstance(out, Tensor) else out
 
 
 def prefers_speed(device: str) -> bool:

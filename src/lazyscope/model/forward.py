@@ -68,7 +68,7 @@ class ModuleForward:
         joined = {n: torch.complex(t[..., 0], t[..., 1]) if n in self.complex_names else t for n, t in w.items()}
         with plain_kernels():
             out = torch.func.functional_call(self.net, {**joined, **s}, call.args, dict(call.kwargs))
-            return select(out, self.output)
+            return aligned(select(out, self.output), w)
 
 
 @final
@@ -82,11 +82,19 @@ class FunctionForward:
 
     def __call__(self, w: Params, _: Params, x: Inputs) -> Any:
         with plain_kernels():
-            return select(self.function(w, x), self.output)
+            return aligned(select(self.function(w, x), self.output), w)
 
 
 Forward = ModuleForward | FunctionForward
 """(parameters, fixed state, inputs) ↦ output."""
+
+
+def aligned(out: Any, w: Params) -> Any:
+    """An output that a model casts to less than the precision of its parameters, in their precision."""
+    if not isinstance(out, Tensor) or not out.is_floating_point():
+        return out
+    dtype = torch.promote_types(out.dtype, next(iter(w.values())).dtype) if w else out.dtype
+    return out if out.dtype == dtype else out.to(dtype)
 
 
 def select(out: Any, output: Output) -> Any:

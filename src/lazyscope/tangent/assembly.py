@@ -29,7 +29,7 @@ from lazyscope.tangent.group import by_layer as with_biases
 from lazyscope.tangent.readout import Readout
 
 _AGREEMENT = {torch.float64: 1e-6, torch.float32: 2e-2}
-"""Relative differences between two ways to compute one number that rounding does not reach, TF32's too; 0.2 for others."""
+"""Relative differences that rounding, TF32's too, does not make between two ways to one number; 0.2 for others."""
 
 
 @dataclass(frozen=True)
@@ -64,7 +64,7 @@ class Assembly:
             )
         k = self._readout.width(outputs.pop())
         names = list(rows[0].circuit.parameters.values()) if self._apart else [""]
-        like = value(rows[0].circuit.result)
+        like = self._output(rows[0].circuit)
         n1, n2 = sum(part.n for part in rows), sum(part.n for part in columns)
         result = {name: torch.zeros(n1, k, n2, k, dtype=like.dtype, device=like.device) for name in names}
         with Bar("tangent kernel", total=n1 * n2 / (2 if x2 is None else 1)) as bar:
@@ -88,7 +88,8 @@ class Assembly:
         with torch.enable_grad():
             leaves = [w.detach().requires_grad_() for w in model.params.values()]
             out = captured.module(*leaves, *model.state.values(), *flatten(first)[1]).flatten()
-        cotangents = self._readout.cotangents(value(row.circuit.result))
+            out = out.to(next(iter(leaves)).dtype)
+        cotangents = self._readout.cotangents(self._output(row.circuit))
         signs = torch.ones(len(cotangents), dtype=out.dtype, device=out.device)
         signs[1::2] = -1
         gradients = torch.autograd.grad(out, leaves, signs @ cotangents, allow_unused=True)
@@ -120,7 +121,7 @@ class Assembly:
     def _block(self, result: dict[str, Tensor], one: Part, two: Part, symmetric: bool, bar: Bar) -> None:
         symmetric = symmetric and one is two
         pairs = self._pairs(one.circuit, two.circuit)
-        cotangents = self._readout.cotangents(value(one.circuit.result))
+        cotangents = self._readout.cotangents(self._output(one.circuit))
         sizes = one.n, 0 if symmetric else two.n
         budgets = [
             Budget.of(part.circuit, [pair[side] for pair in pairs], sizes, len(cotangents), self._memory)
@@ -172,6 +173,11 @@ class Assembly:
             places = torch.tensor(rows, device=device)
             parts.append(Part(changed(x, lambda t, p=places: t[p]), places, self._circuit(captured)))  # type: ignore[misc]
         return parts
+
+    def _output(self, circuit: Circuit) -> Tensor:
+        """An output like that of one sample, in the precision of the parameters."""
+        output: Tensor = value(circuit.result)
+        return output.to(next(iter(self._model.params.values())).dtype)
 
     def _circuit(self, captured: Captured) -> Circuit:
         """The circuit of a graph, with an exact twin where rounding could flip kinks and speed was not asked for."""

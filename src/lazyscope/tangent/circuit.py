@@ -253,7 +253,10 @@ class Circuit:
             part = [leaf[start : start + chunk] for leaf in leaves]
             pieces.append(self._pull_back(part, cotangents, gradients, slice(start, start + chunk), together))
         joined = pieces[0] if len(pieces) == 1 else [torch.cat(each) for each in zip(*pieces, strict=True)]
-        return Features(dict(zip(self.captured, joined, strict=True)), gradients)
+        return Features(
+            {node: _in(each, cotangents) for node, each in zip(self.captured, joined, strict=True)},
+            {node: _in(each, cotangents) for node, each in gradients.items()},
+        )
 
     def _pull_back(
         self, leaves: Sequence[Tensor], cotangents: Tensor, into: dict[fx.Node, Tensor], rows: slice, together: int
@@ -262,6 +265,7 @@ class Circuit:
         with torch.enable_grad():
             shifts = tuple(_zeros(node, n).requires_grad_() for node in self.outputs)
             out, data = torch.vmap(self.run)(tuple(leaves), shifts, self._exact_values(leaves))
+            out = out.to(cotangents.dtype)
         for start in range(0, k, together):
             some = cotangents[start : start + together]
             batched = len(some) > 1
@@ -322,8 +326,12 @@ def _union(node: fx.Node, sources: dict[fx.Node, frozenset[fx.Node]]) -> frozens
 
 
 def _room(node: fx.Node, n: int, k: int, like: Tensor) -> Tensor:
-    dtype = like.dtype.to_complex() if value(node).is_complex() else like.dtype
-    return like.new_empty(n, k, *value(node).shape, dtype=dtype)
+    return like.new_empty(n, k, *value(node).shape, dtype=value(node).dtype)
+
+
+def _in(each: Tensor, like: Tensor) -> Tensor:
+    """What a model casts inside comes back in the precision of the kernel; integers and complex numbers stay."""
+    return each.to(like.dtype) if each.is_floating_point() else each
 
 
 def _zeros(node: fx.Node, n: int) -> Tensor:

@@ -68,7 +68,7 @@ class General:
             pulled = gradient if weight is self.parameter else self._pull(weight, gradient)
             total = pulled if total is None else total + pulled
         assert total is not None
-        return Whole(total.reshape(*total.shape[:2], -1))
+        return Whole(total.flatten(2))
 
     def _pull(self, weight: fx.Node, gradient: Tensor) -> Tensor:
         start = self.circuit.fixed[self.parameter]

@@ -42,8 +42,9 @@ class Dense:
         """Σ_p D_p ⊗ A_p: (n, k, groups · outputs, inputs)."""
         n, k, groups, positions, outputs = right.shape
         by_sample = right.permute(0, 2, 1, 4, 3).reshape(n * groups, k * outputs, positions)
-        product = torch.bmm(by_sample, self.values.reshape(n * groups, positions, -1))
-        return product.view(n, groups, k, outputs, -1).transpose(1, 2).reshape(n, k, groups * outputs, -1)
+        inputs = self.columns
+        product = torch.bmm(by_sample, self.values.reshape(n * groups, positions, inputs))
+        return product.view(n, groups, k, outputs, inputs).transpose(1, 2).reshape(n, k, groups * outputs, inputs)
 
     def slabs(self, right: Tensor, width: int) -> Iterator[Tensor]:
         """The outer products, some groups or some outputs at a time."""

@@ -63,11 +63,12 @@ class Broadcast(Rule):
         spread = [d for d in range(len(self.shape)) if d not in kept]
         order = (0, 1, *(2 + d for d in (*kept, *spread)))
         n, k = grads.shape[:2]
-        flat = grads.permute(order).reshape(n, k, math.prod(self.shape), -1)
+        along = math.prod(grads.shape[2 + d] for d in spread)
+        flat = grads.permute(order).reshape(n, k, math.prod(self.shape), along)
         if self.factor is None:
             return flat.sum(-1).reshape(n, k, *self.weight)
         factor = self.factor(features).expand(n, *grads.shape[2:])
-        times = factor.permute(0, *(1 + d for d in (*kept, *spread))).reshape(n, flat.shape[2], -1)
+        times = factor.permute(0, *(1 + d for d in (*kept, *spread))).reshape(n, flat.shape[2], along)
         return torch.einsum("nkwp,nwp->nkw", flat, times).reshape(n, k, *self.weight)
 
 

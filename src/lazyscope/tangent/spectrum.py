@@ -215,7 +215,7 @@ def _check_fits(model: Model, x: Inputs, kernels: int) -> None:
         (size, size),
         torch.float64,
         output.device,
-        what="All eigenvectors of the tangent kernel",
+        what="The matrix of all eigenvectors of the tangent kernel",
         copies=copies,
         instead="pass top=50 to spectrum for the largest eigenvalues, by products alone, take fewer points, use"
         ' tangent_kernel(outputs="trace") for an (n, n) kernel, or linalg.spectral_density(TangentOperator(model, x))'

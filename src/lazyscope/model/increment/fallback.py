@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import math
 import warnings
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -59,11 +60,7 @@ def difference(op: Any, scale: Scale, out: Any, *args: Any, **kwargs: Any) -> An
     start = tuple(base[i] for i in moving)
 
     def derivative() -> Any:
-        try:
-            return torch.func.jvp(evaluate, start, tuple(delta))[1]
-        except (RuntimeError, NotImplementedError):  # no forward derivative: u ↦ Jᵀu is linear, and its transpose is J
-            zero = pytree.tree_map(torch.zeros_like, evaluate(*start))
-            return torch.func.vjp(lambda u: torch.func.vjp(evaluate, *start)[1](u), zero)[1](tuple(delta))[0]
+        return torch.func.jvp(evaluate, start, tuple(delta))[1]
 
     def quotient() -> Any:
         now = evaluate(*(x + scale.epsilon * d for x, d in zip(start, delta, strict=True)))
@@ -74,13 +71,46 @@ def difference(op: Any, scale: Scale, out: Any, *args: Any, **kwargs: Any) -> An
             lazy = scale.alpha.isinf()
             change = pytree.tree_map(lambda j, q: torch.where(lazy, j, q), derivative(), quotient())
         else:
-            change = derivative() if math.isinf(scale.alpha) else quotient()
+            change = _pushed(evaluate, start, delta) if math.isinf(scale.alpha) else quotient()
     except (RuntimeError, NotImplementedError) as error:
         raise OperationError(
             f"{op} has neither an increment rule nor a float64 form ({str(error).splitlines()[0]}); replace it in the"
             " model's forward by differentiable torch operations."
         ) from error
     return pytree.tree_map(lambda o, c: c.to(o.dtype) if o.is_floating_point() or o.is_complex() else None, out, change)
+
+
+def _pushed(evaluate: Callable[..., Any], start: tuple[Tensor, ...], delta: list[Tensor]) -> Any:
+    """Jδ whose derivative in δ is Jᵀ itself: differentiating a forward derivative loses eigenvectors (0/0)."""
+    results, spec = pytree.tree_flatten(evaluate(*start))
+    kept = [i for i, out in enumerate(results) if out.is_floating_point() or out.is_complex()]
+
+    def numbers(*moved: Tensor) -> tuple[Tensor, ...]:
+        flat = pytree.tree_leaves(evaluate(*moved))
+        return tuple(flat[i] for i in kept)
+
+    moved = _Push.apply(numbers, start, *delta)  # type: ignore[no-untyped-call]
+    full = list(results)
+    for i, change in zip(kept, moved, strict=True):
+        full[i] = change
+    return pytree.tree_unflatten(full, spec)
+
+
+class _Push(torch.autograd.Function):
+    """δ ↦ Jδ for the J of a function at a point."""
+
+    @staticmethod
+    def forward(ctx: Any, function: Callable[..., Any], start: tuple[Tensor, ...], *delta: Tensor) -> Any:
+        ctx.function, ctx.start = function, start
+        try:
+            return torch.func.jvp(function, start, delta)[1]
+        except (RuntimeError, NotImplementedError):  # no forward derivative: u ↦ Jᵀu is linear, and its transpose is J
+            zero = tuple(torch.zeros_like(out) for out in function(*start))
+            return torch.func.vjp(lambda u: torch.func.vjp(function, *start)[1](u), zero)[1](delta)[0]
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> Any:
+        return None, None, *torch.func.vjp(ctx.function, *ctx.start)[1](grads)
 
 
 def _wide(value: Any) -> Any:

@@ -95,6 +95,10 @@ def _view_as_complex(x: Tensor) -> Tensor:
     return torch.complex(x.select(-1, 0), x.select(-1, 1))
 
 
+def _neg_view(x: Tensor) -> Tensor:
+    return -x
+
+
 def _masked_select(x: Tensor, mask: Tensor) -> Tensor:
     x, mask = torch.broadcast_tensors(x, mask)
     chosen: Tensor = aten.index.Tensor(x, _expanded([mask]))
@@ -137,6 +141,7 @@ DECOMPOSED: dict[Any, Callable[..., Any]] = {
     **dict.fromkeys(_named("masked_select.default"), _masked_select),
     **dict.fromkeys(_named("_grouped_mm.default"), _grouped_mm),
     **dict.fromkeys(_named("view_as_complex.default"), _view_as_complex),
+    **dict.fromkeys(_named("_neg_view.default"), _neg_view),
     **dict.fromkeys(_named("slice_scatter.default"), _slice_scatter),
     **dict.fromkeys(_named("select_scatter.default"), _select_scatter),
     **dict.fromkeys(_named("_embedding_bag.default", "_embedding_bag_forward_only.default"), _embedding_bag),

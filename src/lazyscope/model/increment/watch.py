@@ -107,7 +107,7 @@ class Watch:
                 found.append(Reading(node, moves, shape_only=True))
             elif torch.Tag.data_dependent_output in target.tags:
                 if "value" in arguments or "mask" in arguments:
-                    raise refusal(f"reads a value that moves with the parameters ({name})", None)
+                    raise refusal(None)
                 found.append(Reading(node, moves, shape_only=False))
         return found
 
@@ -118,8 +118,7 @@ class Watch:
         if node is None:
             return False, None
         if self.kind(node) in ("value", "mask"):
-            verb = "branches on a value" if name == "__bool__" else f"reads a value with .{name.strip('_')}()"
-            raise refusal(f"{verb} that moves with the parameters", user_frame())
+            raise refusal(user_frame())
         if name in ("numpy", "__array__"):
             self._arrays.append(node)
             return True, _inner(tensor).detach().cpu().numpy().copy()
@@ -224,10 +223,13 @@ def user_frame() -> FrameType | None:
     return frame
 
 
-def refusal(what: str, frame: FrameType | None) -> ModelError:
-    """The error for a forward that cannot be followed, with file and line where they are known."""
+def refusal(frame: FrameType | None) -> ModelError:
+    """The error for a forward that hands a moving value to Python, with file and line where they are known."""
     where = "" if frame is None else f" in {Path(frame.f_code.co_filename).name}, line {frame.f_lineno}"
     remedy = "replace the branch by torch.where, keep the value a tensor, or mark it as a constant with a buffer"
     if frame is not None and "torchdiffeq" in frame.f_code.co_filename:
         remedy = "use a method with a fixed step, such as odeint(…, method='rk4')"
-    return ModelError(f"The model's forward {what}{where}, which tangent coordinates cannot follow; {remedy}.")
+    return ModelError(
+        f"The model's forward reads a value that moves with the parameters, or branches on it{where}, which tangent"
+        f" coordinates cannot follow; {remedy}."
+    )
