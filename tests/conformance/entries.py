@@ -49,6 +49,10 @@ class Trial:
         found(self.subject.x)
         return found
 
+    def target(self, seed: int = 2) -> Tensor:
+        """Targets, or weights of the outputs, in the precision of the model that lazyscope has."""
+        return self.plain.target(seed).to(self.model(self.subject.x).dtype)
+
     @property
     def points(self) -> int:
         """n."""
@@ -98,7 +102,8 @@ def evaluation(t: Trial) -> None:
     """`model(x)` and `model(x, params=w)`."""
     w = t.plain.at(t.plain.direction())
     t.agree("h(w₀)", t.model(t.subject.x), t.plain.initial)
-    t.agree("h(w)", t.model(t.subject.x, params=w), t.plain.value(w))
+    own = {name: value.to(t.model.params[name].dtype) for name, value in w.items()}
+    t.agree("h(w)", t.model(t.subject.x, params=own), t.plain.value(w))
 
 
 def scaled(t: Trial) -> None:
@@ -108,8 +113,7 @@ def scaled(t: Trial) -> None:
     lazy = ls.Scaled(t.model, ALPHA)
     out = _called(lazy, v, t.subject.x)
     t.agree("value", out, ALPHA * (t.plain.value(w) - t.plain.initial))
-    cotangent = t.plain.target(3)
-    _agree_by_name(t, "gradient", _gradient(lazy, out, cotangent), t.plain.gradient(w, cotangent))
+    _agree_by_name(t, "gradient", _gradient(lazy, out, t.target(3)), t.plain.gradient(w, t.plain.target(3)))
     _agree_by_name(t, "weights()", {name: _pair(each) for name, each in lazy.weights().items()}, w)
 
 
@@ -124,7 +128,7 @@ def linearised(t: Trial) -> None:
         name: (block.T @ cotangent.flatten()).reshape(t.plain.start[name].shape)
         for name, block in t.plain.jacobian.items()
     }
-    _agree_by_name(t, "gradient", _gradient(tangent, out, cotangent), expected)
+    _agree_by_name(t, "gradient", _gradient(tangent, out, t.target(3)), expected)
 
 
 def kernel(t: Trial) -> None:
@@ -148,8 +152,7 @@ def by_layer(t: Trial) -> None:
 def operator(t: Trial) -> None:
     """`TangentOperator`: its products and its dense twin, with fewer points in a batch than there are."""
     op = ls.TangentOperator(t.model, t.subject.x, batch=_batch(t))
-    u = t.plain.target(4).flatten()
-    t.agree("product", op @ u, t.plain.kernel @ u)
+    t.agree("product", op @ t.target(4).flatten(), t.plain.kernel @ t.plain.target(4).flatten())
     t.agree("to_dense()", op.to_dense(), t.plain.kernel)
 
 
@@ -164,9 +167,8 @@ def spectrum(t: Trial) -> None:
 
 def relative_scale(t: Trial) -> None:
     """`relative_scale`: κ and its factors; the direction of ‖D²h‖ attains its value, and none of a few beats it."""
-    y = t.plain.target()
-    found = ls.relative_scale(t.model, t.subject.x, y, batch=_batch(t))
-    _check_scale(t, found, y, 1e-3)
+    found = ls.relative_scale(t.model, t.subject.x, t.target(), batch=_batch(t))
+    _check_scale(t, found, 1e-3)
 
 
 def descent(t: Trial) -> None:
@@ -177,7 +179,9 @@ def descent(t: Trial) -> None:
         slope = t.plain.gradient(w, (outputs[-1] - y) / t.points)
         w = {name: value - lr * slope[name] for name, value in w.items()}
         outputs.append(t.plain.value(w))
-    path = ls.gradient_descent(t.model, ls.loss.Square(), t.subject.x, y, lr=lr, steps=STEPS, record=range(STEPS + 1))
+    path = ls.gradient_descent(
+        t.model, ls.loss.Square(), t.subject.x, t.target(), lr=lr, steps=STEPS, record=range(STEPS + 1)
+    )
     t.agree("outputs", path.outputs, torch.stack(outputs), 10 * t.tolerance)
 
 
@@ -200,7 +204,9 @@ def flow(t: Trial) -> None:
         three = slope(moved(h / 2, two))
         four = slope(moved(h, three))
         w = {name: w[name] + h / 6 * (one[name] + 2 * two[name] + 2 * three[name] + four[name]) for name in w}
-    path = ls.gradient_flow(t.model, ls.loss.Square(), t.subject.x, y, times=[0.0, horizon], rtol=1e-8, atol=1e-11)
+    path = ls.gradient_flow(
+        t.model, ls.loss.Square(), t.subject.x, t.target(), times=[0.0, horizon], rtol=1e-8, atol=1e-11
+    )
     t.agree("outputs", path.outputs[-1], t.plain.value(w), max(t.tolerance, 1e-6))
 
 
@@ -209,17 +215,17 @@ def tangent_flow(t: Trial) -> None:
     y, time = t.plain.target(), _step(t)
     values, vectors = torch.linalg.eigh(t.plain.kernel / t.points)
     gap = vectors @ ((-values * time).exp() * (vectors.T @ (t.plain.initial - y).flatten()))
-    path = ls.tangent_flow(t.model, ls.loss.Square(), t.subject.x, y, times=[0.0, time])
+    path = ls.tangent_flow(t.model, ls.loss.Square(), t.subject.x, t.target(), times=[0.0, time])
     t.agree("outputs", path.outputs[-1], y + gap.reshape(y.shape))
 
 
 def inspect(t: Trial) -> None:
     """`inspect`: κ with its factors, λ₁, and the loss curves at α = 1 and α = 10 and of the tangent model."""
     y = t.plain.target()
-    report = ls.inspect(t.model, t.subject.x, y, alphas=(1.0, ALPHA), steps=STEPS, seconds=2)
+    report = ls.inspect(t.model, t.subject.x, t.target(), alphas=(1.0, ALPHA), steps=STEPS, seconds=2)
     top = float(torch.linalg.eigvalsh(t.plain.kernel / t.points)[-1])
     t.close("λ₁", report.tangent.top, top)
-    _check_scale(t, report.scale.relative, y, 0.5)  # its search has a budget
+    _check_scale(t, report.scale.relative, 0.5)  # its search has a budget
     lr = report.tangents.lr
     for course in report.courses:
         losses = t.plain.losses(y, lr, course.alpha, course.steps)
@@ -327,9 +333,9 @@ def _step(t: Trial) -> float:
     return 0.5 * t.points / float(torch.linalg.eigvalsh(t.plain.kernel)[-1])
 
 
-def _check_scale(t: Trial, found: ls.RelativeScale, y: Tensor, slack: float) -> None:
+def _check_scale(t: Trial, found: ls.RelativeScale, slack: float) -> None:
     root = math.sqrt(t.points)
-    t.close("residual", found.residual, float((t.plain.initial - y).norm()) / root)
+    t.close("residual", found.residual, float((t.plain.initial - t.plain.target()).norm()) / root)
     norm = math.sqrt(float(torch.linalg.eigvalsh(t.plain.kernel)[-1])) / root
     t.close("‖Dh‖", found.jacobian_norm, norm, max(t.tolerance, 1e-8))
     u = found.search.direction.double()

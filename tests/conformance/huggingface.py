@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -104,6 +105,15 @@ def mixtral(masked: bool = False, experts: str = "eager") -> Subject:
     config._experts_implementation = experts
     net = _net(transformers.MixtralForCausalLM, config)
     return Subject(net, _text(masked, use_cache=False), output=lambda o: o.logits[:, -1, :2], reach=0.5)
+
+
+def mixtral_grouped() -> Subject:
+    """MixtralForCausalLM as it is by default, with grouped matrix products, which torch has in float32 at most."""
+    exact, grouped = mixtral(), mixtral(experts="grouped_mm")
+    assert isinstance(exact.net, nn.Module)
+    assert isinstance(grouped.net, nn.Module)
+    grouped.net.load_state_dict(exact.net.state_dict())
+    return replace(grouped, net=grouped.net.float(), plain=exact.net)
 
 
 def t5(masked: bool = False) -> Subject:

@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from tests.conformance import coupled
+from tests.conformance import coupled, huggingface
 from tests.conformance.entries import Wrong, tiled
 from tests.conformance.ordinary import points
 from tests.conformance.situations import same, seeded, shift
@@ -168,6 +168,18 @@ def not_a_number() -> None:
     x = points()
     x[1, 1] = math.nan
     ls.TangentOperator(seeded(), x)
+
+
+def grouped() -> None:
+    """The message speaks of what is wrong, not of shapes."""
+    subject = huggingface.mixtral(experts="grouped_mm")
+    assert isinstance(subject.net, nn.Module)
+    try:
+        ls.Model(subject.net, output=subject.output)(subject.x)
+    except ls.errors.LazyscopeError as error:
+        if "check the shape" in str(error):
+            raise Wrong(f"the message blames the shape: {error}") from error
+        raise
 
 
 def tensor_cores() -> None:

@@ -185,9 +185,9 @@ class Plain:
         }
 
     def target(self, seed: int = 2) -> Tensor:
-        """Targets in the shape of the outputs."""
+        """Targets in the shape of the outputs: float64, of numbers that float32 has too."""
         draw = torch.Generator().manual_seed(seed)
-        return torch.randn(self.initial.shape, generator=draw, dtype=torch.float64).to(self.initial.dtype)
+        return torch.randn(self.initial.shape, generator=draw).double()
 
     def at(self, v: Mapping[str, Tensor], scale: float = 1.0) -> Weights:
         """w₀ + v·scale."""

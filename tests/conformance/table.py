@@ -217,6 +217,7 @@ TABLE: list[Row] = [
     Row("Hugging Face", "T5, padded", partial(huggingface.t5, True), SINGLE, often=CORE),
     Row("Hugging Face", "Mixtral", huggingface.mixtral, SINGLE, often=CORE),
     Row("Hugging Face", "Mixtral, padded", partial(huggingface.mixtral, True), SINGLE, often=NEVER),
+    Row("Hugging Face", "Mixtral, grouped products in float32", huggingface.mixtral_grouped, 1e-3, often=NEVER),
     Row("Hugging Face", "ViT", huggingface.vit, often=CORE),
     Row("Hugging Face", "ResNet", huggingface.resnet, often=NEVER),
     Row("Hugging Face", "Mamba", huggingface.mamba, SINGLE, often=NEVER),
@@ -265,5 +266,8 @@ SITUATIONS: list[Situation] = [
     Situation("Scaled", "Dropout in training mode", requests.training_mode, refused=r"net\.eval\(\)"),
     Situation("tangent_kernel", "Integers where the model needs floats", requests.integers, refused=r"x\.to\("),
     Situation("TangentOperator", "NaN in the inputs", requests.not_a_number, refused="NaN"),
+    Situation(
+        "Model", "Mixtral with grouped products in float64, which torch lacks", requests.grouped, refused="got Double"
+    ),
     Situation("tangent_kernel", "TF32 on a GPU: its rounding is not taken for dependence", requests.tensor_cores),
 ]
