@@ -212,3 +212,13 @@ def test_a_plain_module_is_certified_too() -> None:
     assert not found[0].rigorous
     assert found[0].verdict is Verdict.HOLDS
     assert over_parameterised(net.double(), Square(), x.double(), y.double(), alpha=1.0, centred=True).name
+
+
+def test_targets_may_be_arrays_and_lists() -> None:
+    net = TwoLayer.gaussian(3, 2, [0], activation=torch.tanh)[0].to(torch.float64)
+    x, y = torch.randn(4, 2, dtype=torch.float64), torch.randn(4, dtype=torch.float64)
+    expected = finite_horizon(net, x, y, alpha=10.0, K=1.0)
+    for target in (y.numpy(), y.tolist()):
+        assert finite_horizon(net, x, target, alpha=10.0, K=1.0).horizon == expected.horizon
+    both = [compare(net, Square(), x, target, alpha=10.0, times=[0.1]) for target in (y, y.tolist())]
+    assert both[0].outputs.tolist() == both[1].outputs.tolist()

@@ -48,7 +48,9 @@ def eigenpairs(matrix: Float[Tensor, "N N"]) -> Eigenpairs:
     tensor([3., 2.], dtype=torch.float64)
     """
     size = len(matrix)
-    check_fits((size, size), torch.float64, matrix.device, what="The eigenvectors", copies=COPIES, instead=LEFT_OUT)
+    check_fits(
+        (size, size), torch.float64, matrix.device, what="The matrix of eigenvectors", copies=COPIES, instead=LEFT_OUT
+    )
     with Bar(f"eigenvalues of a {size} × {size} matrix"):
         wide = matrix.detach().double()
         symmetric = (wide + wide.T).div_(2)
@@ -111,8 +113,8 @@ def top_eigenpairs(
 
 
 _RESTARTS = 1
-"""Of Lanczos, as a first guess: tangent kernels of an MLP, a CNN and a transformer took 0.1 to 1.8 of them for their top
-eigenvalue and their top ten, and up to 3.5 for fifty."""
+"""Of Lanczos, as a first guess: tangent kernels of an MLP, a CNN and a transformer took 0.1 to 1.8 of them for their
+top eigenvalue and their top ten, and up to 3.5 for fifty."""
 
 
 class _Counted(Symmetric):

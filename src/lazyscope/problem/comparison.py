@@ -13,6 +13,7 @@ from lazyscope.flow.base import Trajectory
 from lazyscope.flow.objective import Times
 from lazyscope.flow.ode import gradient_flow
 from lazyscope.flow.tangent import tangent_flow
+from lazyscope.labels import Target, as_target
 from lazyscope.loss import Loss, Square
 from lazyscope.model.base import Model, studied
 from lazyscope.model.coordinates import Studied
@@ -33,7 +34,7 @@ def compare(
     model: Studied | nn.Module,
     loss: Loss,
     x: Inputs,
-    y: Tensor,
+    y: Target,
     *,
     alpha: Number,
     times: Times,
@@ -45,6 +46,7 @@ def compare(
     Meant for small models: kernels are dense, one at each time.
     """
     model, x, unseen = _double(model), _double_inputs(x), None if unseen is None else _double_inputs(unseen)
+    y = as_target(y, torch.empty(0, dtype=torch.float64))
     y = y.double() if y.is_floating_point() else y
     times = torch.as_tensor(times, dtype=torch.float64)
     times = times if float(times[0]) == 0 else torch.cat([times.new_zeros(1), times])
@@ -93,7 +95,7 @@ def certify(
     model: Studied | nn.Module,
     loss: Loss,
     x: Inputs,
-    y: Tensor,
+    y: Target,
     *,
     alpha: Number,
     K: Number = 1.0,

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from lazyscope._typing import Inputs
+from lazyscope.labels import Target
 from lazyscope.loss import Loss
 from lazyscope.model.coordinates import Studied
 from lazyscope.theory.certificate import Bound, Certificate, Comparison, Constant, Hypothesis, Measurement
@@ -29,7 +30,7 @@ def over_parameterised(
     model: Studied | nn.Module,
     loss: Loss,
     x: Inputs,
-    y: Tensor,
+    y: Target,
     *,
     alpha: Number,
     centred: bool = False,
@@ -158,7 +159,7 @@ def under_parameterised(
     model: Studied | nn.Module,
     loss: Loss,
     x: Inputs,
-    y: Tensor,
+    y: Target,
     *,
     alpha: Number,
     rank: int,

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from lazyscope._typing import Inputs
 from lazyscope.errors import InputError, ScaleError
+from lazyscope.labels import Target, as_target
 from lazyscope.loss import Loss, Square
 from lazyscope.model.base import studied
 from lazyscope.model.coordinates import Studied
@@ -49,7 +50,7 @@ class Start:
         model: Studied | nn.Module,
         loss: Loss,
         x: Inputs,
-        y: Tensor,
+        y: Target,
         alpha: Number,
         centred: bool,
         constants: Constants | None,
@@ -61,7 +62,8 @@ class Start:
         coordinates = model.coordinates(x, alpha, centred=centred)
         with torch.no_grad():
             y0 = coordinates.outputs(coordinates.zeros()).double()
-        risk = loss.risk(y0, y.double() if y.is_floating_point() else y)
+        target = as_target(y, y0)
+        risk = loss.risk(y0, target.double() if target.is_floating_point() else target)
         best = loss.minimiser(risk.target) if hasattr(loss, "minimiser") else torch.full_like(y0, math.nan)
         return Start(
             constants_of(model, x) if constants is None else constants,
@@ -96,7 +98,7 @@ def general(
     model: Studied | nn.Module,
     loss: Loss,
     x: Inputs,
-    y: Tensor,
+    y: Target,
     *,
     alpha: Number,
     horizon: Number,
@@ -142,7 +144,7 @@ def general(
 def finite_horizon(
     model: Studied | nn.Module,
     x: Inputs,
-    y: Tensor,
+    y: Target,
     *,
     alpha: Number,
     K: Number,
