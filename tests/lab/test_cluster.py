@@ -24,6 +24,7 @@ from pathlib import Path
 import psutil  # type: ignore[import-untyped]
 import pytest
 import torch
+from distributed import LocalCluster
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -190,23 +191,27 @@ def test_one_process_opens_no_port(tmp_path: Path, toy: Experiment, monkeypatch:
 
 
 INTRUDER = """
-import asyncio, encodings.idna, json, os, sys
+import asyncio, encodings.idna, json, os, sys, time
 import distributed, distributed.comm.tcp  # what others may not be able to read is loaded before
 from distributed.core import rpc
 keys = distributed.Security.temporary()
 os.setgroups([]); os.setgid(65534); os.setuid(65534)
 
-async def attack(address, security):
+async def attack(address, security, seconds):
+    arguments = security.get_connection_args("client")
     try:
-        async with asyncio.timeout(1), rpc(address, connection_args=security.get_connection_args("client")) as remote:
+        async with asyncio.timeout(seconds), rpc(address, connection_args=arguments) as remote:
             return str(await remote.identity())
     except Exception as error:
         return "refused: " + repr(error)
 
 async def main():
-    attacks = [(kind + "://127.0.0.1:" + port, keys if kind == "tls" else distributed.Security())
-               for port in sys.argv[1:] for kind in ("tcp", "tls")]
-    print(json.dumps(await asyncio.gather(*(attack(*one) for one in attacks))))
+    start, plain = time.monotonic(), distributed.Security()
+    control = await attack("tcp://127.0.0.1:" + sys.argv[1], plain, 30)
+    patience = max(1, 3 * (time.monotonic() - start))
+    attacks = [(kind + "://127.0.0.1:" + port, keys if kind == "tls" else plain, patience)
+               for port in sys.argv[2:] for kind in ("tcp", "tls")]
+    print(json.dumps([control, *await asyncio.gather(*(attack(*one) for one in attacks))]))
 
 asyncio.run(main())
 """
@@ -216,11 +221,15 @@ asyncio.run(main())
 def test_another_user_cannot_use_the_workers(cluster: Cluster) -> None:
     """Of the scheduler and of a worker anybody on the machine could have code run, as their owner."""
     addresses = [cluster.client.scheduler_info()["address"], *cluster.client.nthreads()]
-    assert {int(address.rpartition(":")[2]) for address in addresses} <= set(ports())
-    command = [sys.executable, "-c", INTRUDER, *(str(port) for port in ports())]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
-    answers = json.loads(done.stdout)
-    assert len(answers) == 2 * len(ports())
+    own = ports()
+    assert {int(address.rpartition(":")[2]) for address in addresses} <= set(own)
+    with LocalCluster(n_workers=0, processes=False, protocol="tcp://", dashboard_address="127.0.0.1:0") as open_to_all:
+        port = open_to_all.scheduler_address.rpartition(":")[2]
+        command = [sys.executable, "-c", INTRUDER, port, *map(str, own)]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    control, *answers = json.loads(done.stdout)
+    assert "'type': 'Scheduler'" in control, "without keys it works"
+    assert len(answers) == 2 * len(own)
     assert all(answer.startswith("refused: ") for answer in answers), answers
 
 
