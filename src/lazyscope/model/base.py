@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import math
-import re
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
@@ -14,12 +13,13 @@ from torch import Tensor, nn
 from torch._compile import _disable_dynamo
 
 from lazyscope._typing import Inputs, Params
-from lazyscope.errors import InputError, LazyscopeError, ModelError
+from lazyscope.errors import LazyscopeError, ModelError
 from lazyscope.model.coordinates import Alpha, Coordinates, Studied, check_alpha, offset
 from lazyscope.model.forward import Output, from_function, from_module, plain_kernels
 from lazyscope.model.increment import Captured, Program, Scale, capture, split
 from lazyscope.model.increment.decisions import digest
 from lazyscope.model.inputs import changed, check_inputs, flatten, signature, unflatten
+from lazyscope.model.refusal import check_output, check_weights, explained
 
 __all__ = ["Model", "check_inputs", "flatten", "plain_kernels", "signature", "studied", "unflatten"]
 
@@ -63,6 +63,7 @@ class Model(Studied):
             self._forward, self.params, self.state = from_function(function, params, output)
         if not self.params:
             raise ModelError("The model has no trainable parameters; set requires_grad=True on those to study.")
+        check_weights(self.params)
         self._graphs: dict[Any, list[Captured]] = {}
         self.coupled: dict[Any, str] = {}  # what is known of samples that depend on each other, by kind of input
 
@@ -100,7 +101,7 @@ class Model(Studied):
         except LazyscopeError:
             raise
         except Exception as error:  # the user's own forward may raise anything
-            raise self._explain(error, params, state, x) from error
+            raise explained(self._forward, error, params, state, x) from error
         return check_output(out)
 
     def __repr__(self) -> str:
@@ -253,48 +254,6 @@ class Model(Studied):
             raise ModelError("The model's output does not depend on its trainable parameters; check its forward.")
         return out, leaves
 
-    def _explain(self, error: Exception, params: Params, state: Params, x: Inputs) -> LazyscopeError:
-        """What the user can do about a forward that failed."""
-        leaves = flatten(x)[1]
-        first = next(iter(params.values()))
-        if any(t.device != first.device for t in leaves):
-            places = sorted({str(t.device) for t in leaves})
-            return InputError(
-                f"The model is on {first.device} and the inputs on {', '.join(places)}; move one to the other."
-            )
-        reason = " ".join(str(error).splitlines()[:1]) or type(error).__name__
-        if any(not t.is_floating_point() for t in leaves) and self._accepts(
-            params, state, x, lambda t: t.to(first.dtype)
-        ):
-            return InputError(f"The model computes on floats but the inputs are integers; pass x.to({first.dtype}).")
-        if any(t.is_floating_point() and t.dtype != first.dtype for t in leaves) and self._accepts(
-            params, state, x, lambda t: t.to(first.dtype) if t.is_floating_point() else t
-        ):
-            return InputError(
-                f"The model is in {first.dtype} and the inputs are not ({reason}); pass x.to({first.dtype})."
-            )
-        shapes = [tuple(t.shape) for t in leaves]
-        if _SHAPE.search(reason):
-            return InputError(
-                f"The model refuses inputs of shape {shapes}: {reason}; check the shape that its forward expects."
-            )
-        return InputError(
-            f"The model's forward failed on inputs of shape {shapes} ({type(error).__name__}: {reason}); call the model"
-            " on them in Python to see where."
-        )
-
-    def _accepts(self, params: Params, state: Params, x: Inputs, change: Callable[[Tensor], Tensor]) -> bool:
-        try:
-            self._forward(params, state, changed(x, change))
-        except Exception:  # the user's own forward may raise anything
-            return False
-        return True
-
-
-_SHAPE = re.compile(
-    r"shape|size|dimension|channels|out of range|broadcast|rank|Expected \d-D|must match", re.IGNORECASE
-)
-"""Words of torch's errors about shapes."""
 
 _KEPT = 8
 """Programs that are kept for one shape of inputs, when a forward reads values or chooses."""
@@ -338,23 +297,6 @@ class ModelCoordinates(Coordinates):
         """Dh(w₀)Dh(w₀)ᵀ, dense."""
         jacobian = self._model.jacobian(self._x)
         return jacobian @ jacobian.T
-
-
-def check_output(out: Any) -> Tensor:
-    """One floating tensor, or a remedy."""
-    if isinstance(out, Tensor) and out.is_complex():
-        raise ModelError(
-            "The model returns complex numbers; study their real and imaginary parts with"
-            " Model(net, output=torch.view_as_real)."
-        )
-    if not isinstance(out, Tensor) or not out.is_floating_point():
-        named = [key for key, value in out.items() if isinstance(value, Tensor)] if isinstance(out, Mapping) else []
-        example = repr(named[0]) if named else "0" if isinstance(out, tuple | list) else "lambda out: …"
-        raise ModelError(
-            f"The model must return one floating-point tensor but returned {type(out).__name__}; say which part of it"
-            f" to study with Model(net, output={example}), or wrap it in a module that returns that part."
-        )
-    return out
 
 
 def detached(out: Any) -> Any:

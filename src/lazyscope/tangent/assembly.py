@@ -71,6 +71,11 @@ class Assembly:
             for number, one in enumerate(rows):
                 for two in rows[number:] if x2 is None else columns:
                     self._add(result, one, two, x2 is None, bar)
+        if not all(bool(kernel.isfinite().all()) for kernel in result.values()):
+            raise ModelError(
+                f"The kernel holds NaN or infinity, as gradients overflow in {like.dtype}; rescale the inputs or the"
+                " weights, or compute in float64."
+            )
         self._compare(rows[0], x2 is None, result)
         return {name: self._readout.finish(kernel, rows[0].circuit.k) for name, kernel in result.items()}
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -68,7 +69,7 @@ class General:
             pulled = gradient if weight is self.parameter else self._pull(weight, gradient)
             total = pulled if total is None else total + pulled
         assert total is not None
-        return Whole(total.flatten(2))
+        return Whole(total.reshape(*total.shape[:2], math.prod(total.shape[2:])))
 
     def _pull(self, weight: fx.Node, gradient: Tensor) -> Tensor:
         start = self.circuit.fixed[self.parameter]
