@@ -73,7 +73,7 @@ class Assembly:
                     self._add(result, one, two, x2 is None, bar)
         if not all(bool(kernel.isfinite().all()) for kernel in result.values()):
             raise ModelError(
-                f"The kernel holds NaN or infinity, as gradients overflow in {like.dtype}; rescale the inputs or the"
+                f"The kernel holds NaN or infinite values, as gradients overflow in {like.dtype}; rescale the inputs or the"
                 " weights, or compute in float64."
             )
         self._compare(rows[0], x2 is None, result)
