@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from enum import StrEnum
 from functools import partial
 from importlib import import_module
+from operator import itemgetter
 from pathlib import Path
 from typing import Annotated
 
@@ -276,9 +277,12 @@ def _run_all(
         TimeRemainingColumn(),
     )
     with quiet(), Progress(*columns, console=console) as bars:
-        known = {experiment.name: bars.add_task(experiment.name, total=None, start=False) for experiment in chosen}
+        # What has no outcome yet comes first: a run that is killed again and again must get to it.
+        order = sorted(range(len(chosen)), key=lambda i: (store.root / chosen[i].name / f"{scale}.json").exists())
+        known = {chosen[i].name: bars.add_task(chosen[i].name, total=None, start=False) for i in order}
         advance = partial(_advance, bars, known)
-        ended = run_all(chosen, scale, store, device=device, executor=executor, progress=advance)
+        found = run_all([chosen[i] for i in order], scale, store, device=device, executor=executor, progress=advance)
+    ended = [one for _, one in sorted(zip(order, found, strict=True), key=itemgetter(0))]
     outcomes = [one for one in ended if isinstance(one, Outcome)]
     return outcomes, [one for one in ended if isinstance(one, ExperimentError)]
 

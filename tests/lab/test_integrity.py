@@ -7,6 +7,7 @@ import json
 import os
 import shutil
 import threading
+import tracemalloc
 import warnings
 import zipfile
 from collections.abc import Callable, Iterator
@@ -154,17 +155,20 @@ def test_a_trial_without_permission_is_set_aside(kept: Store) -> None:
 
 def test_archives_that_inflate_are_not_unpacked(kept: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(store, "LARGEST", 1 << 20)
-    content = io.BytesIO()
+    content, size = io.BytesIO(), 1 << 25
     with zipfile.ZipFile(content, "w", zipfile.ZIP_DEFLATED) as archive:
-        archive.writestr("meta.npy", bytes(1 << 21))
-    small = content.getvalue()
-    lying = small.replace((1 << 21).to_bytes(4, "little"), (1000).to_bytes(4, "little"))
-    assert len(small) < 10_000
-    assert lying != small
-    for bomb in (small, lying):
+        archive.writestr("meta.npy", bytes(size))
+    honest = content.getvalue()
+    lying = honest.replace(size.to_bytes(4, "little"), (1000).to_bytes(4, "little"))
+    assert len(honest) < size // 500
+    assert lying != honest
+    for bomb, reason in ((honest, "more memory than any trial"), (lying, "CRC|magic")):
         kept.path(KEY).write_bytes(sealed(bomb))
-        with pytest.warns(DamagedFile, match="more memory than any trial|computed again"):
+        tracemalloc.start()
+        with pytest.warns(DamagedFile, match=reason):
             assert kept.read(KEY) is None
+        assert tracemalloc.get_traced_memory()[1] < size // 8, "it was not unpacked"
+        tracemalloc.stop()
     kept.path(KEY).write_bytes(bytes(1 << 21))
     with pytest.warns(DamagedFile, match="larger than any trial"):
         assert kept.read(KEY) is None

@@ -66,10 +66,11 @@ def run_all(
     executor: Executor = here,
     progress: Callable[[Experiment, int, int], None] = lambda experiment, done, total: None,
 ) -> list[Outcome | ExperimentError]:
-    """Run several experiments as one sweep: each is drawn and judged as its last trial ends, while others go on.
+    """Run several experiments; each is drawn and judged as its last trial ends.
 
-    So workers never wait for the slowest trial of one experiment. What fails in one, be it in its grid, a trial, its
-    figure or its claims, is the outcome of that one. Only a store that cannot be written ends the sweep.
+    On workers they are one sweep, so that none waits for the slowest trial of one experiment; in this process they come
+    one after another. What fails in one, be it in its grid, a trial, its figure or its claims, is the outcome of that
+    one. Only a store that cannot be written ends the run.
 
     Args:
         experiments: What to measure.
@@ -82,6 +83,18 @@ def run_all(
     Returns:
         What each experiment came to, in their order.
     """
+    sweeps = [[experiment] for experiment in experiments] if executor is here else [list(experiments)]
+    return [ended for sweep in sweeps for ended in _sweep(sweep, scale, store, device, executor, progress)]
+
+
+def _sweep(
+    experiments: Sequence[Experiment],
+    scale: str,
+    store: Store,
+    device: torch.device,
+    executor: Executor,
+    progress: Callable[[Experiment, int, int], None],
+) -> list[Outcome | ExperimentError]:
     plans = [_Plan(experiment, scale, store, device) for experiment in experiments]
     tasks = {plan.key: plan.tasks for plan in plans}  # the same one named twice is measured once
     drawing: dict[tuple[str, ...], _Drawing] = {}
