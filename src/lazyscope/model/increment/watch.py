@@ -215,10 +215,17 @@ _OWN = tuple(
 )
 
 
+_CHECKERS = {"jaxtyping", "beartype"}
+"""Run-time type checkers, whose wrappers stand between torch and lazyscope in tests."""
+
+
 def user_frame() -> FrameType | None:
     """The innermost frame that is neither torch's nor lazyscope's."""
     frame: FrameType | None = sys._getframe(1)
-    while frame is not None and frame.f_code.co_filename.startswith((*_OWN, "<")):
+    while frame is not None and (
+        frame.f_code.co_filename.startswith((*_OWN, "<"))
+        or _CHECKERS.intersection(Path(frame.f_code.co_filename).parts)
+    ):
         frame = frame.f_back
     return frame
 
