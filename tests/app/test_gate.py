@@ -166,9 +166,10 @@ def test_large_bodies_and_messages_are_refused(address: str) -> None:
 
 async def picture(address: str, visitor: int, link: str) -> str:
     """What stands in a visitor's page, once it is drawn."""
-    async with connect(f"ws://{address}/ws?session_id=s_{visitor:06d}&{link}", max_size=2**24) as socket:
+    link = f"ws://{address}/ws?session_id=s_{visitor:06d}&{link}"
+    async with connect(link, max_size=2**24, open_timeout=120, ping_interval=None) as socket:
         while True:
-            message = json.loads(await asyncio.wait_for(socket.recv(), 60))["data"]
+            message = json.loads(await asyncio.wait_for(socket.recv(), 240))["data"]
             output = message.get("output") or {}
             if output.get("channel") == "marimo-error":
                 return str(output["data"])

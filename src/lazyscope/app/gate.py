@@ -78,6 +78,8 @@ class Gate:
             return
         refusal = self._refusal(scope)
         if refusal is not None:
+            if scope["type"] == "http" and refusal != _TOO_LARGE:
+                await _body(receive)  # a connection that is closed before would be reset, and the sentence lost
             await _refuse(scope, send, *refusal)
         elif scope["type"] == "websocket":
             await self._visit(scope, receive, send)

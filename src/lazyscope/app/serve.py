@@ -24,6 +24,8 @@ _PATIENCE = 1
 """Seconds that open pages get to close when the server is stopped."""
 
 
+_SILENCE = 120
+"""Seconds after which a page that does not answer is given up: many at once keep a small machine busy for a while."""
 _CONNECTIONS = 512
 """Open connections, of which a browser takes up to seven; more are answered with 503."""
 
@@ -51,6 +53,7 @@ def serve(host: str, port: int, browser: bool) -> NoReturn:
         log_level="warning",
         timeout_graceful_shutdown=_PATIENCE,
         ws_max_size=BODY,
+        ws_ping_timeout=_SILENCE,
         limit_concurrency=_CONNECTIONS,
         proxy_headers=False,  # a visitor must not say which connection is his
         server_header=False,
