@@ -74,8 +74,8 @@ class Assembly:
                     self._add(result, one, two, x2 is None, bar)
         if not all(_is_finite(kernel) for kernel in result.values()):
             raise ModelError(
-                f"The kernel holds NaN or infinite values, as gradients overflow in {like.dtype}; rescale the inputs or the"
-                " weights, or compute in float64."
+                f"The kernel holds NaN or infinite values, as gradients overflow in {like.dtype}; rescale the inputs or"
+                " the weights, or compute in float64."
             )
         self._compare(rows[0], x2 is None, result)
         return {name: self._readout.finish(kernel, rows[0].circuit.k) for name, kernel in result.items()}
