@@ -79,7 +79,7 @@ def test_the_loss_is_averaged_over_outputs_and_samples() -> None:
 def test_a_trial_is_the_same_with_and_without_a_checkpoint(tmp_path: Path) -> None:
     point: Params = {**grid("quick")[1], "epochs": 1}
     (first,) = trial([point], CPU)
-    with lent(tmp_path / "scratch"):
+    with lent(tmp_path / "scratch", {}):
         (second,) = trial([point], CPU)
     assert (tmp_path / "scratch").exists(), "who stores the result removes it"
     costs = {"device_seconds", "setup_seconds", "images_per_second", "peak_memory"}
@@ -92,7 +92,7 @@ def test_a_trial_is_the_same_with_and_without_a_checkpoint(tmp_path: Path) -> No
     assert np.asarray(first["stability_pool"]).shape == (3,)
     assert float(first["stability"]) == pytest.approx(np.asarray(first["stability_relu"]).mean())
     assert 0 < float(first["displacement"]) < 1
-    with lent(tmp_path / "scratch"), pytest.raises(KeyError):
+    with lent(tmp_path / "scratch", {}), pytest.raises(KeyError):
         trial([{**point, "setting": "none"}], CPU)
 
 

@@ -123,7 +123,7 @@ def test_rule_in_float64_and_float32(name: str, seed: int, size: float, log_alph
 
 @functools.cache
 def program(name: str, dtype: torch.dtype) -> Program:
-    return trace(FUNCTIONS[name][0], [torch.rand(4, 4, dtype=dtype) + 0.5], 1, 1)
+    return split(capture(FUNCTIONS[name][0], [torch.rand(4, 4, dtype=dtype) + 0.5], 1, 1), 1)
 
 
 def increment(name: str, start: Tensor, move: Tensor, alpha: float) -> Tensor:
