@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from lazyscope import FallbackWarning, Model, Scaled
 from lazyscope.errors import OperationError
-from lazyscope.model.increment import Program, Scale, fallback, trace
+from lazyscope.model.increment import Program, Scale, capture, fallback, split
 
 Function = Callable[[Tensor], Tensor]
 
