@@ -100,6 +100,7 @@ def local_cluster(workers: int) -> Iterator[Cluster]:
         "distributed.scheduler.allowed-failures": 0,
         "distributed.scheduler.worker-saturation": 1.0,
         "distributed.nanny.pre-spawn-environ": _ONE_THREAD,
+        "distributed.deploy.lost-worker-timeout": "1 day",  # a busy machine needs more than Dask's 15 s for a new one
         "distributed.worker.profile.interval": "100ms",  # at Dask's 10 ms its profiler takes a fifth of the drawing
         # Dask opens a port for HTTP, which knows no keys, whether there is a page or not: it has nothing to show.
         "distributed.scheduler.http.routes": [],
@@ -157,19 +158,28 @@ def _machine(library: Any, loop: Any, keys: Any, workers: int, folder: str) -> I
 
     machine = sync(loop, make)
     machine.shutdown_on_close = False  # at its exit: Dask would wait for what has been closed here
+    patience = PATIENCE
     try:
         sync(loop, start)
         yield str(machine.scheduler_address)
     except (KeyboardInterrupt, SystemExit, GeneratorExit):
-        for end in (kill, machine.close):  # nobody waits for workers that are starting, or in the middle of a trial
-            with suppress(Exception):
-                sync(loop, end, callback_timeout=_FAREWELL)
+        patience = 0.0  # nobody waits for workers that are starting, or in the middle of a trial
         raise
-    except BaseException:
-        sync(loop, machine.close)
-        raise
-    else:
-        sync(loop, machine.close)
+    finally:
+        _end(loop, machine.close, kill, patience)
+
+
+def _end(loop: Any, close: Any, kill: Any, patience: float) -> None:
+    """Close workers within some seconds, or else kill them."""
+    from distributed.utils import sync
+
+    if patience:
+        with suppress(Exception):
+            sync(loop, close, callback_timeout=patience)
+            return
+    for end in (kill, close):
+        with suppress(Exception):
+            sync(loop, end, callback_timeout=_FAREWELL)
 
 
 @contextmanager
