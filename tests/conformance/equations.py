@@ -74,6 +74,25 @@ def physics_informed() -> Subject:
     return Subject(module(Residual()), points(4, 1))
 
 
+class Slope(nn.Module):
+    """The slope of a ReLU network: a product of weights and of the activations that are on."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.u = nn.Sequential(nn.Linear(2, 6), nn.ReLU(), nn.Linear(6, 6), nn.ReLU(), nn.Linear(6, 1))
+
+    def forward(self, x: Tensor) -> Tensor:
+        with torch.enable_grad():
+            x = x.detach().requires_grad_()
+            (slope,) = torch.autograd.grad(self.u(x).sum(), x, create_graph=True)
+        return slope
+
+
+def slope_of_relus() -> Subject:
+    """The derivative of a ReLU network in the forward; activations change on the way."""
+    return Subject(module(Slope()), points(5, 2), reach=1.0)
+
+
 class Burgers(nn.Module):
     """The same without a word about gradients: it runs only where they are enabled, as in training."""
 

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch._compile import _disable_dynamo
 
 from lazyscope._typing import Inputs, Params
+from lazyscope.ambient import derivatives, ordinary
 from lazyscope.errors import LazyscopeError, ModelError
 from lazyscope.model.coordinates import Alpha, Coordinates, Studied, check_alpha, offset
 from lazyscope.model.forward import Output, from_function, from_module, plain_kernels
@@ -56,11 +57,13 @@ class Model(Studied):
                 raise ModelError(
                     "A module brings its own parameters; pass Model(net), or a function with Model(f, params)."
                 )
-            self._forward, self.params, self.state = from_module(function, output)
+            with torch.inference_mode(False):
+                self._forward, self.params, self.state = from_module(function, output)
         elif params is None:
             raise ModelError("A function needs its initial parameters; pass Model(f, params) with a dict of tensors.")
         else:
-            self._forward, self.params, self.state = from_function(function, params, output)
+            with torch.inference_mode(False):
+                self._forward, self.params, self.state = from_function(function, params, output)
         if not self.params:
             raise ModelError("The model has no trainable parameters; set requires_grad=True on those to study.")
         check_weights(self.params)
@@ -93,7 +96,7 @@ class Model(Studied):
             try:
                 out = self._forward(params, state, x)
             except RuntimeError:
-                if torch.is_grad_enabled():
+                if torch.is_grad_enabled() or torch.is_inference_mode_enabled():
                     raise
                 # A derivative inside the forward needs a graph, whatever the caller needs.
                 with torch.enable_grad():
@@ -247,9 +250,9 @@ class Model(Studied):
         return blocks
 
     def _with_graph(self, x: Inputs) -> tuple[Tensor, dict[str, Tensor]]:
-        with torch.enable_grad():
+        with derivatives():
             leaves = {name: w.detach().requires_grad_() for name, w in self.params.items()}
-            out = self._evaluate(leaves, self.state, x)
+            out = self._evaluate(leaves, self.state, changed(x, ordinary))
         if not out.requires_grad:
             raise ModelError("The model's output does not depend on its trainable parameters; check its forward.")
         return out, leaves
@@ -272,7 +275,7 @@ class ModelCoordinates(Coordinates):
 
     def __init__(self, model: Model, x: Inputs, alpha: float, centred: bool) -> None:
         self.batch = ()
-        self.alpha = torch.tensor(alpha, dtype=torch.float64)
+        self.alpha = torch.tensor(alpha, dtype=torch.float64, device="cpu")
         self._model, self._x = model, x
         self._captured, self._values = model.base(model.params, model.state, x)
         if math.isinf(alpha):

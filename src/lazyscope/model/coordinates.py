@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from lazyscope._typing import Inputs, Params
+from lazyscope.ambient import derivatives
 from lazyscope.errors import ScaleError
 
 Alpha = float | int | Sequence[float] | Tensor
@@ -28,7 +29,7 @@ Pull: TypeAlias = Callable[[Tensor], dict[str, Tensor]]
 
 def check_alpha(alpha: Alpha) -> Tensor:
     """α as a float64 tensor; refuses what is not positive."""
-    value = torch.as_tensor(alpha, dtype=torch.float64)
+    value = torch.as_tensor(alpha, dtype=torch.float64, device="cpu")
     if bool((value.isnan() | (value <= 0)).any()):
         raise ScaleError(f"The scale α must be positive (math.inf is allowed), but it is {alpha!r}; pass α > 0.")
     return value
@@ -58,7 +59,7 @@ class Coordinates(ABC):
 
     def linearise(self, v: Params) -> tuple[Tensor, Pull]:
         """y_α(v), and u ↦ Dy_α(v)ᵀu for u of its shape, to be asked once: by autograd, unless known by hand."""
-        with torch.enable_grad():
+        with derivatives():
             leaves = {name: value.detach().requires_grad_() for name, value in v.items()}
             y = self.outputs(leaves)
         return y.detach(), partial(_pulled, y, leaves)

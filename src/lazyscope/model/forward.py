@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import copy
-import threading
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, TypeAlias, final
 
@@ -13,6 +12,7 @@ from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from lazyscope._typing import Inputs, Params
+from lazyscope.ambient import Shared
 from lazyscope.errors import ModelError
 from lazyscope.model.inputs import Call
 
@@ -20,40 +20,19 @@ Output: TypeAlias = str | int | Callable[[Any], Tensor] | None
 """Which part of what a module returns is studied: a field, a place in a tuple, a function of it, or all of it."""
 
 
-class _PlainKernels:
-    """Counts who needs the plain kernels: torch's switches are global, and several threads may be here at once."""
-
-    def __init__(self) -> None:
-        self._lock, self._users = threading.Lock(), 0
-        self._undo = contextlib.ExitStack()
-
-    def enter(self) -> None:
-        with self._lock:
-            self._users += 1
-            if self._users == 1:
-                fast_path = torch.backends.mha.get_fastpath_enabled()
-                torch.backends.mha.set_fastpath_enabled(False)
-                self._undo.callback(torch.backends.mha.set_fastpath_enabled, fast_path)
-                self._undo.enter_context(sdpa_kernel(SDPBackend.MATH))
-
-    def leave(self) -> None:
-        with self._lock:
-            self._users -= 1
-            if self._users == 0:
-                self._undo.close()
-
-
-_plain = _PlainKernels()
-
-
 @contextlib.contextmanager
-def plain_kernels() -> Iterator[None]:
-    """Attention and transformer layers in their plain form: the fused kernels cannot be differentiated twice."""
-    _plain.enter()
+def _plain() -> Iterator[None]:
+    fast_path = torch.backends.mha.get_fastpath_enabled()
+    torch.backends.mha.set_fastpath_enabled(False)
     try:
-        yield
+        with sdpa_kernel(SDPBackend.MATH):
+            yield
     finally:
-        _plain.leave()
+        torch.backends.mha.set_fastpath_enabled(fast_path)
+
+
+plain_kernels = Shared(_plain)
+"""Attention and transformer layers in their plain form: the fused kernels cannot be differentiated twice."""
 
 
 @final
@@ -66,7 +45,7 @@ class ModuleForward:
     def __call__(self, w: Params, s: Params, x: Inputs) -> Any:
         call = Call.of(x)
         joined = {n: torch.complex(t[..., 0], t[..., 1]) if n in self.complex_names else t for n, t in w.items()}
-        with plain_kernels():
+        with plain_kernels:
             out = torch.func.functional_call(self.net, {**joined, **s}, call.args, dict(call.kwargs))
             return aligned(select(out, self.output), w)
 
@@ -81,7 +60,7 @@ class FunctionForward:
         self.function, self.output = function, output
 
     def __call__(self, w: Params, _: Params, x: Inputs) -> Any:
-        with plain_kernels():
+        with plain_kernels:
             return aligned(select(self.function(w, x), self.output), w)
 
 

@@ -11,7 +11,7 @@ def xavier_(net: nn.Module, gain: float = 1.0, seed: int | None = None) -> nn.Mo
     generator = None if seed is None else torch.Generator().manual_seed(seed)
     for module in net.modules():
         if isinstance(module, nn.Conv2d | nn.Linear):
-            weight = torch.empty(module.weight.shape)
+            weight = torch.empty(module.weight.shape, device="cpu")
             nn.init.xavier_normal_(weight, gain, generator=generator)
             with torch.no_grad():
                 module.weight.copy_(weight)

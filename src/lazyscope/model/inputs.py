@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from lazyscope._typing import Inputs
+from lazyscope.ambient import ordinary
 from lazyscope.errors import InputError
 
 
@@ -48,7 +49,7 @@ _CONSTANTS = (bool, int, float, complex, str, bytes, type(None), torch.dtype, to
 def flatten(x: Inputs) -> tuple[Keys, Sequence[Tensor]]:
     """The tensors of the inputs, and how to put them back."""
     if isinstance(x, Tensor):
-        return _TENSOR, (x,)
+        return _TENSOR, (ordinary(x),)
     leaves: list[Tensor] = []
     keys = _structure(x, leaves)
     if not leaves or not isinstance(keys, tuple):
@@ -63,7 +64,7 @@ def unflatten(keys: Keys, leaves: Sequence[Tensor]) -> Inputs:
 
 def _structure(x: Any, leaves: list[Tensor]) -> Keys:
     if isinstance(x, Tensor):
-        leaves.append(x)
+        leaves.append(ordinary(x))
         return _TENSOR
     if isinstance(x, Call):
         return ("call", _structure(x.args, leaves), _structure(dict(x.kwargs), leaves))

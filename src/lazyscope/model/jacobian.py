@@ -13,6 +13,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from lazyscope._typing import Inputs, Params
+from lazyscope.ambient import derivatives
 from lazyscope.errors import InputError, LazyscopeError, ModelError
 from lazyscope.linalg.bilinear import Bilinear, DenseBilinear
 from lazyscope.linalg.operator import Operator
@@ -123,7 +124,7 @@ class JacobianOperator(Operator):
         total = {name: torch.zeros_like(w) for name, w in model.params.items()}
         for x in self.batches:
             captured = self._graph(x)
-            with torch.enable_grad(), _plain_precision(self.device):
+            with derivatives(), _plain_precision(self.device):
                 leaves = [w.detach().requires_grad_() for w in model.params.values()]
                 out = captured.module(*leaves, *model.state.values(), *flatten(x)[1])
                 weights = u[at : at + out.numel()].view_as(out)

@@ -13,6 +13,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from lazyscope import ambient
 from lazyscope.errors import ModelError
 from lazyscope.linalg.bilinear import Bilinear, BilinearNorm, ascend
 from lazyscope.model.base import Model
@@ -63,7 +64,7 @@ def curvature_norm(net: TwoLayer, x: Float[Tensor, "n d"], *, seed: int = 0) -> 
         return BilinearNorm(value, flat[best], 0.0, "converged", 1, 1, 0)
     random = torch.Generator().manual_seed(seed)
     count, p = flat.shape
-    drawn = torch.randn(_STARTS * count, p, generator=random, dtype=torch.float64).to(x.device)
+    drawn = torch.randn(_STARTS * count, p, generator=random, dtype=torch.float64, device="cpu").to(x.device)
     copies = _STARTS + 1
     form = NeuronCurvature(a.repeat(copies), slope.repeat(copies, 1), bend.repeat(copies, 1), x)
     ascent = ascend(form, torch.cat([flat, drawn]))
@@ -83,7 +84,7 @@ def curvature_norm(net: TwoLayer, x: Float[Tensor, "n d"], *, seed: int = 0) -> 
 
 def derivatives(net: TwoLayer, pre: Tensor) -> tuple[Tensor, Tensor]:
     """σ' and σ'' at the pre-activations, the latter almost everywhere."""
-    with torch.enable_grad():
+    with ambient.derivatives():
         pre = pre.detach().requires_grad_()
         (slope,) = torch.autograd.grad(net.activation(pre).sum(), pre, create_graph=True)
         bend = torch.zeros_like(pre)
@@ -94,6 +95,6 @@ def derivatives(net: TwoLayer, pre: Tensor) -> tuple[Tensor, Tensor]:
 
 def kinked(net: TwoLayer) -> bool:
     """Whether σ is not everywhere differentiable, as far as its operations tell."""
-    point = torch.zeros(1, dtype=torch.float64)
+    point = torch.zeros(1, dtype=torch.float64, device="cpu")
     model = Model(lambda w, x: net.activation(w["p"] + x), {"p": point})
     return model.kinked(point)

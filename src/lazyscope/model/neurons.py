@@ -18,6 +18,8 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from lazyscope.ambient import derivatives
+
 _BIG = 1e30
 """Stands for ∞, where ∞ - ∞ or 0·∞ would be NaN; a finite float32, and far above any pre-activation."""
 
@@ -149,7 +151,7 @@ class SmoothNeurons(Neurons):
 
 def value_and_slope(activation: Callable[[Tensor], Tensor], pre: Tensor) -> tuple[Tensor, Tensor]:
     """σ and σ' at the pre-activations."""
-    with torch.enable_grad():
+    with derivatives():
         pre = pre.detach().requires_grad_()
         value = activation(pre)
         (slope,) = torch.autograd.grad(value.sum(), pre)

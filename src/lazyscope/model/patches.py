@@ -117,10 +117,10 @@ def _quarters(like: Float[Tensor, "n 1 height width"]) -> Float[Tensor, "places 
 def _random_patches(x: Tensor, count: int, size: int, random: torch.Generator) -> Float[Tensor, "count d"]:
     """Patches as rows, in float64 on the CPU."""
     n, _, height, width = x.shape
-    image = torch.randint(n, (count,), generator=random)
-    top = torch.randint(height - size + 1, (count,), generator=random)
-    left = torch.randint(width - size + 1, (count,), generator=random)
-    span = torch.arange(size)
+    image = torch.randint(n, (count,), generator=random, device="cpu")
+    top = torch.randint(height - size + 1, (count,), generator=random, device="cpu")
+    left = torch.randint(width - size + 1, (count,), generator=random, device="cpu")
+    span = torch.arange(size, device="cpu")
     rows, columns = (top[:, None] + span)[:, :, None], (left[:, None] + span)[:, None, :]
     index = [each.to(x.device) for each in (image[:, None, None], rows, columns)]
     patches = x.permute(0, 2, 3, 1)[index[0], index[1], index[2]]  # (count, size, size, channels)

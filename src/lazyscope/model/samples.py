@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from lazyscope._typing import Inputs
+from lazyscope.ambient import full_precision
 from lazyscope.errors import LazyscopeError, ModelError
 from lazyscope.model.base import Model
 from lazyscope.model.increment.decisions import reads
@@ -55,7 +56,11 @@ def coupling(model: Model, x: Inputs) -> Coupling:
     except LazyscopeError:
         looked = False
     # A forward that looks at values may couple some samples and not others: then all of them are compared.
-    rows = torch.arange(n)[:_MANY] if looked else torch.tensor(sorted({0, n // 2, n - 1})[:_FEW])
+    rows = (
+        torch.arange(n, device="cpu")[:_MANY]
+        if looked
+        else torch.tensor(sorted({0, n // 2, n - 1})[:_FEW], device="cpu")
+    )
     found = next(
         (found for wide in (model.double(), model) if (found := _compared(wide, x, rows)) is not None), Coupling.WHOLE
     )
@@ -89,16 +94,17 @@ def _compared(model: Model, x: Inputs, rows: Tensor) -> Coupling | None:
     few = changed(few, lambda t: t.to(dtype) if t.is_floating_point() else t)
     for moved in (_moved(model), model):
         try:
-            with torch.no_grad(), torch.autocast(flatten(x)[1][0].device.type, enabled=False), _full_precision():
-                together = moved(few)
-                alone = [moved(changed(few, lambda t, i=i: t[i : i + 1])) for i in range(len(rows))]  # type: ignore[misc]
+            # No TF32 while samples are compared: its rounding depends on the batch.
+            with torch.no_grad(), torch.autocast(flatten(x)[1][0].device.type, enabled=False), full_precision:
+                # A forward that differentiates enables gradients itself.
+                together = moved(few).detach()
+                singles = (changed(few, lambda t, i=i: t[i : i + 1]) for i in range(len(rows)))  # type: ignore[misc]
+                alone = [moved(single).detach() for single in singles]
         except LazyscopeError:
             continue
         if together.ndim == 0 or len(together) != len(rows) or any(a.numel() != together[0].numel() for a in alone):
             return Coupling.COUPLED
-        apart = torch.stack(
-            [each.reshape(together.shape[1:]) for each in alone]
-        )  # a sample alone may lose its dimension
+        apart = torch.stack([each.reshape(together.shape[1:]) for each in alone])  # alone it may lose its dimension
         bound = _TOLERANCE.get(dtype, 0.1) * float(apart.abs().max())
         if not bool(apart.isfinite().all()):
             continue
@@ -111,18 +117,5 @@ def _moved(model: Model) -> Model:
     moved = {}
     for name, w in model.params.items():
         size = _MOVE * (float(w.abs().mean()) + 0.01)
-        moved[name] = w + size * torch.randn(w.shape, generator=random, dtype=torch.float64).to(w)
+        moved[name] = w + size * torch.randn(w.shape, generator=random, dtype=torch.float64, device="cpu").to(w)
     return model.at(moved)
-
-
-class _full_precision:
-    """No TF32 while samples are compared: its rounding depends on the batch."""
-
-    def __enter__(self) -> None:
-        self._before = torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32
-        torch.set_float32_matmul_precision("highest")
-        torch.backends.cudnn.allow_tf32 = False
-
-    def __exit__(self, *_: object) -> None:
-        torch.set_float32_matmul_precision(self._before[0])
-        torch.backends.cudnn.allow_tf32 = self._before[1]

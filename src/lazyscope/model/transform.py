@@ -131,7 +131,7 @@ class Scaled(TangentModule):
 
     def get_extra_state(self) -> Tensor:
         """α goes into the state dict, since v means nothing without it."""
-        return torch.tensor(self.alpha, dtype=torch.float64)
+        return torch.tensor(self.alpha, dtype=torch.float64, device="cpu")
 
     def set_extra_state(self, state: Any) -> None:
         """Refuse the v of another α."""

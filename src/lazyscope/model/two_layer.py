@@ -69,13 +69,13 @@ class TwoLayer(Studied):
         width: int, dim: int, seeds: Sequence[int], *, tau: float = 1.0, activation: Activation = torch.relu
     ) -> TwoLayer:
         """a_j ~ N(0, τ²), b_j ~ N(0, τ²I): one net a seed, the same on every machine."""
-        draws = torch.stack([torch.randn(width, dim + 1, generator=stream(seed, _NET)) for seed in seeds])
+        draws = torch.stack([torch.randn(width, dim + 1, generator=stream(seed, _NET), device="cpu") for seed in seeds])
         return TwoLayer(tau * draws[..., 0], tau * draws[..., 1:], activation)
 
     @staticmethod
     def circle(width: int, seeds: Sequence[int], *, tau: float = 1.0, activation: Activation = torch.relu) -> TwoLayer:
         """In the plane: a_j uniform on [-τ, τ], b_j uniform on the circle of radius τ: one net a seed."""
-        draws = torch.stack([torch.rand(2, width, generator=stream(seed, _NET)) for seed in seeds])
+        draws = torch.stack([torch.rand(2, width, generator=stream(seed, _NET), device="cpu") for seed in seeds])
         outer, angles = 2 * draws[:, 0] - 1, 2 * torch.pi * draws[:, 1]
         return TwoLayer(tau * outer, tau * torch.stack([angles.cos(), angles.sin()], dim=-1), activation)
 

@@ -151,6 +151,10 @@ CONSTANT = frozenset(
 """Operations that look at the shape of their argument only."""
 
 
+STEPS = frozenset(operations(*"sign floor ceil round trunc floor_divide div.Tensor_mode div.Scalar_mode".split()))
+"""Piecewise constant functions with values in floating point."""
+
+
 def base_of(value: Any) -> Any:
     """x₀ of a pair; anything else as it is."""
     return value.base if isinstance(value, Pair) else value

@@ -28,6 +28,7 @@ from torch._subclasses.functional_tensor import FunctionalTensorMode, dispatch_f
 from torch.fx.experimental import proxy_tensor
 from torch.fx.experimental.proxy_tensor import make_fx
 
+from lazyscope.ambient import ordinary
 from lazyscope.errors import LazyscopeError, ModelError
 from lazyscope.model.increment.base import LINEAR, RULES
 from lazyscope.model.increment.rewrite import DECOMPOSED
@@ -101,9 +102,24 @@ def capture(
         moving: How many leaves are parameters that move.
         state: How many leaves are not inputs.
         decompositions: How to write operations in terms of others; by default those without an increment rule.
+
+    Returns:
+        The graph, with what it depends on.
     """
+    with torch.inference_mode(False):
+        # Copies where they were made in that mode: autograd does not follow those.
+        return _captured(function, [ordinary(leaf).detach() for leaf in leaves], moving, state, decompositions)
+
+
+def _captured(
+    function: Callable[..., Tensor],
+    leaves: Sequence[Tensor],
+    moving: int,
+    state: int,
+    decompositions: dict[Any, Callable[..., Any]] | None,
+) -> Captured:
     table = _decompositions() if decompositions is None else {**decompositions, **DECOMPOSED}
-    start = [leaf.detach().requires_grad_() if i < moving else leaf.detach() for i, leaf in enumerate(leaves)]
+    start = [leaf.requires_grad_() if i < moving else leaf for i, leaf in enumerate(leaves)]
     watch = Watch(moving, state)
     with _LOCK, torch.enable_grad(), torch.autocast(leaves[0].device.type, enabled=False):
         module = _traced(watch.watching(function), start, table)
@@ -313,7 +329,7 @@ def _slope(function: Callable[..., Any], leaves: Sequence[Tensor], moving: int) 
     if not isinstance(out, Tensor) or not out.is_floating_point() or not out.requires_grad:
         return None
     random = torch.Generator().manual_seed(0)
-    weights = torch.randn(out.shape, generator=random, dtype=torch.float64).to(out)
+    weights = torch.randn(out.shape, generator=random, dtype=torch.float64, device="cpu").to(out)
     try:
         gradients = torch.autograd.grad(out, leaves[:moving], weights, allow_unused=True)
     except RuntimeError:  # autograd cannot differentiate what was changed in place; the graph changes nothing in place

@@ -15,7 +15,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from lazyscope.model.increment.base import FINE, LINEAR, Choice, Pair, Scale, base_of, current, fine_rule, in_precision
@@ -29,11 +29,30 @@ def stopped(scale: Scale, a: Pair) -> Tensor:
     return torch.zeros_like(a.delta) if math.isinf(scale.alpha) else a.delta.detach()
 
 
-def decided(op: Callable[..., Any], scale: Scale, *args: Any, **kwargs: Any) -> Any:
-    """The present value of an operation whose result is an integer or a truth value."""
-    now = _mapped(lambda a: current(scale, a), args, kwargs)
-    with torch.no_grad():
-        return op(*now[0], **now[1])
+class Present(nn.Module):
+    """What a forward chooses at w, from a plain evaluation in float64 there.
+
+    x₀ + εΔ would not do: what is exactly zero there (the output of a ReLU, of a mask) would be zero up to rounding, and
+    on which side of zero it falls is what is being asked.
+    """
+
+    def __init__(self, forward: nn.Module) -> None:
+        super().__init__()
+        self._forward = forward
+        self._count = sum(node.op == "placeholder" for node in forward.graph.nodes)  # type: ignore[union-attr]
+
+    def forward(self, scale: Scale, *leaves_and_bases: Any) -> Any:
+        leaves, bases = leaves_and_bases[: self._count], leaves_and_bases[self._count :]
+        if not isinstance(scale.alpha, Tensor) and math.isinf(scale.alpha):
+            return bases
+        with torch.no_grad():
+            return self._forward(*(current(scale, _wide(each)) for each in leaves))
+
+
+def jumped(dtype: torch.dtype, scale: Scale, before: Tensor, now: Tensor) -> Tensor:
+    """Δ of a piecewise constant function: a jump where a step was crossed, else zero."""
+    jump: Tensor = in_precision(_jump(scale, now, before), dtype)
+    return jump
 
 
 def followed(op: Callable[..., Any], dtypes: Any, scale: Scale, out: Any, *args: Any, **kwargs: Any) -> Any:
@@ -64,6 +83,10 @@ def followed(op: Callable[..., Any], dtypes: Any, scale: Scale, out: Any, *args:
         rule = rule_of(op, any(a.base.is_complex() for a in pairs))
         delta = rule(scale, base, *held[0], **held[1])
     return pytree.tree_map(lambda d, j: d if d is None or j is None else d + in_precision(j, dtype), delta, jump)
+
+
+def _wide(a: Any) -> Any:
+    return Pair(a.base.double(), a.delta) if isinstance(a, Pair) else a
 
 
 def _narrowed(a: Any, dtype: torch.dtype) -> Any:

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lazyscope.model.increment.base import COMPLEX, LINEAR, Number, Pair, Scale, fine_rule, operations, rule
+from lazyscope.model.increment.base import COMPLEX, LINEAR, Number, Pair, Scale, operations, rule
 
 # Operations whose numeric arguments are shapes, indices or weights, never values added to the result.
 LINEAR.update(
@@ -86,18 +86,6 @@ def choose(mask: Tensor, a: Any, b: Any) -> Tensor:
     da, db = (t.delta if isinstance(t, Pair) else torch.zeros((), dtype=like.dtype, device=like.device) for t in (a, b))
     return torch.where(mask, da, db)
 
-
-def _step_function(name: str) -> None:
-    """Piecewise constant functions: a jump where the step was crossed, else nothing."""
-    function = getattr(torch, name)
-
-    @fine_rule(f"{name}.default")
-    def jump(scale: Scale, out: Tensor, a: Pair) -> Tensor:
-        return scale.times(function(a.current(scale)) - out)
-
-
-for _name in ("sign", "floor", "ceil", "round", "trunc"):
-    _step_function(_name)
 
 COMPLEX.update(
     operations(

@@ -20,7 +20,7 @@ from torch.fx.node import map_arg
 
 from lazyscope.errors import ModelError
 from lazyscope.model.increment import choice, extremum, kink, linear, normalise, product, smooth
-from lazyscope.model.increment.base import CONSTANT, FINE, LINEAR, Choice, Pair, Scale
+from lazyscope.model.increment.base import CONSTANT, FINE, LINEAR, STEPS, Choice, Pair, Scale
 from lazyscope.model.increment.capture import Captured
 from lazyscope.model.increment.fallback import rule_of
 from lazyscope.model.increment.watch import stop
@@ -55,7 +55,8 @@ def split(captured: Captured, count: int) -> Program:
     """The two halves of a captured forward whose first `count` leaves are parameters."""
     module = captured.module
     writer = _IncrementWriter(module.graph, count)
-    increment = fx.GraphModule({}, writer.graph)
+    parts = {_PRESENT: choice.Present(_present(module, writer.chosen))} if writer.chosen else {}
+    increment = fx.GraphModule(parts, writer.graph)
 
     def run(scale: Scale, moves: Sequence[Tensor], values: tuple[Any, ...]) -> Tensor:
         out: Tensor = increment(scale, *moves, *values[:-1])
@@ -77,23 +78,37 @@ def _base(module: fx.GraphModule, needed: list[fx.Node]) -> fx.GraphModule:
 
 def _exact_base(module: fx.GraphModule, needed: list[tuple[fx.Node, bool]], fine_output: bool) -> fx.GraphModule:
     """The same in float64; what is not wanted so finely is rounded at the end."""
+    graph, copied = _wide_copy(module)
+    result = next(node for node in module.graph.nodes if node.op == "output").args[0]
+    graph.output(
+        tuple(
+            copied[each] if fine else graph.call_function(_rounded, (copied[each], _dtypes(each)))
+            for each, fine in (*needed, (result, fine_output))
+        )
+    )
+    return fx.GraphModule(module, graph)
+
+
+def _present(module: fx.GraphModule, chosen: list[fx.Node]) -> fx.GraphModule:
+    """The values of some nodes, computed in float64: what the forward chooses at the weights that it is given."""
+    graph, copied = _wide_copy(module)
+    graph.output(tuple(copied[node] for node in chosen))
+    graph.eliminate_dead_code()
+    return fx.GraphModule(module, graph)
+
+
+def _wide_copy(module: fx.GraphModule) -> tuple[fx.Graph, dict[fx.Node, fx.Node]]:
+    """A traced forward in float64, without its output."""
     copied: dict[fx.Node, fx.Node] = {}
     graph = fx.Graph()
     for node in module.graph.nodes:
         if node.op == "output":
-            values = (
-                copied[each] if fine else graph.call_function(_rounded, (copied[each], _dtypes(each)))
-                for each, fine in needed
-            )
-            result = node.args[0]
-            kept = copied[result] if fine_output else graph.call_function(_rounded, (copied[result], _dtypes(result)))
-            graph.output((*values, kept))
             continue
         copied[node] = graph.node_copy(node, copied.__getitem__)
         _compute_widely(copied[node])
         if node.op in ("placeholder", "get_attr"):
             copied[node] = graph.call_function(_widened, (copied[node],))
-    return fx.GraphModule(module, graph)
+    return graph, copied
 
 
 def widened(module: fx.GraphModule) -> fx.GraphModule:
@@ -141,6 +156,9 @@ def _is_complex(node: fx.Node) -> bool:
     return isinstance(value, Tensor) and value.is_complex()
 
 
+_PRESENT = "present"
+
+
 class _IncrementWriter:
     """Writes the increment program beside a traced forward."""
 
@@ -148,6 +166,9 @@ class _IncrementWriter:
         self.graph = fx.Graph()
         self.needed: list[tuple[fx.Node, bool]] = []  # nodes whose values at w₀ are inputs here; whether in float64
         self.kinked = False
+        self.chosen: list[fx.Node] = []  # nodes whose values at w are taken from a plain evaluation there
+        self._leaves = [node for node in source.nodes if node.op == "placeholder"]
+        self._present: fx.Node | None = None
         self._base: dict[tuple[fx.Node, bool], fx.Node] = {}
         self._delta: dict[fx.Node, fx.Node] = {}  # Δ of a number, the present value of a choice
         self._choices: set[fx.Node] = set()
@@ -189,6 +210,17 @@ class _IncrementWriter:
             self._pair[node, fine] = self.graph.call_function(kind, (self.base(node, fine), self._delta[node]))
         return self._pair[node, fine]
 
+    def now(self, node: fx.Node) -> fx.Node:
+        """The value of a node at w, from one plain evaluation of the forward there."""
+        self.kinked = True
+        self.chosen.append(node)
+        if self._present is None:
+            self._present = self.graph.call_module(_PRESENT, (self._scale, *(self.pair(each) for each in self._leaves)))
+        scale, *leaves = self._present.args
+        bases = (*(leaves[len(self._leaves) :]), self.base(node, True))
+        self._present.args = (scale, *leaves[: len(self._leaves)], *bases)
+        return self.graph.call_function(operator.getitem, (self._present, len(self.chosen) - 1))
+
     def linear(self, node: fx.Node) -> fx.Node:
         """Δ of an argument of a linear operation: zero for constants, indices as they are."""
         if node in self._delta:
@@ -202,16 +234,16 @@ class _IncrementWriter:
     def _write(self, node: fx.Node) -> fx.Node:
         target: Any = node.target
         call = self.graph.call_function
+        if node in self._choices:
+            return self.now(node)
         if target is operator.getitem:
             source, index = node.args
             return call(operator.getitem, (self._delta[source], index))  # type: ignore[index]
         if target is stop:
             return call(choice.stopped, (self._scale, self.pair(node.args[0])))  # type: ignore[arg-type]
         chosen = any(argument in self._choices for argument in node.all_input_nodes)
-        if node in self._choices:
-            self.kinked = True
-            args, kwargs = map_arg((node.args, node.kwargs), lambda each: self.pair(each, True))
-            return call(choice.decided, (target, self._scale, *args), kwargs)
+        if target in STEPS:
+            return call(choice.jumped, (_dtypes(node), self._scale, self.base(node, True), self.now(node)))
         if target in LINEAR and not chosen:
             args, kwargs = map_arg((node.args, node.kwargs), self.linear)
             return call(target, args, kwargs)

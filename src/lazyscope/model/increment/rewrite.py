@@ -8,6 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from lazyscope.model.increment.base import Number
+
 aten = torch.ops.aten
 
 
@@ -119,6 +121,40 @@ def _grouped_mm(x: Tensor, weight: Tensor, offs: Tensor | None = None, *rest: An
     return out
 
 
+def _remainder(a: Any, b: Any) -> Tensor:
+    out: Tensor = a - b * torch.div(a, b, rounding_mode="floor")
+    return out
+
+
+def _fmod(a: Tensor, b: Any) -> Tensor:
+    out: Tensor = a - b * torch.div(a, b, rounding_mode="trunc")
+    return out
+
+
+def _frac(a: Tensor) -> Tensor:
+    return a - torch.trunc(a)
+
+
+def _sgn(a: Tensor) -> Any:
+    return NotImplemented if a.is_complex() else torch.sign(a)
+
+
+def _heaviside(a: Tensor, at_zero: Tensor) -> Tensor:
+    return torch.where(a == 0, at_zero, (a > 0).to(a.dtype))
+
+
+def _threshold(a: Tensor, threshold: Number, value: Number) -> Tensor:
+    return torch.where(a > threshold, a, value)
+
+
+def _threshold_backward(gradient: Tensor, a: Tensor, threshold: Number) -> Tensor:
+    return torch.where(a <= threshold, 0.0, gradient)
+
+
+def _hardshrink(a: Tensor, lambd: Number = 0.5) -> Tensor:
+    return torch.where(a.abs() > lambd, a, 0.0)
+
+
 def _one_hot(index: Tensor, num_classes: int = -1) -> Tensor:
     """As torch, without a look at the largest index."""
     if num_classes < 1:
@@ -145,6 +181,15 @@ DECOMPOSED: dict[Any, Callable[..., Any]] = {
     **dict.fromkeys(_named("slice_scatter.default"), _slice_scatter),
     **dict.fromkeys(_named("select_scatter.default"), _select_scatter),
     **dict.fromkeys(_named("_embedding_bag.default", "_embedding_bag_forward_only.default"), _embedding_bag),
+    # Functions with jumps: as comparisons and steps, which are evaluated at w exactly.
+    **dict.fromkeys(_named("remainder.Tensor", "remainder.Scalar", "remainder.Scalar_Tensor"), _remainder),
+    **dict.fromkeys(_named("fmod.Tensor", "fmod.Scalar"), _fmod),
+    **dict.fromkeys(_named("frac.default"), _frac),
+    **dict.fromkeys(_named("sgn.default"), _sgn),
+    **dict.fromkeys(_named("heaviside.default"), _heaviside),
+    **dict.fromkeys(_named("threshold.default"), _threshold),
+    **dict.fromkeys(_named("threshold_backward.default"), _threshold_backward),
+    **dict.fromkeys(_named("hardshrink.default"), _hardshrink),
     **torch._decomp.get_decompositions(_named("_weight_norm_interface.default")),
 }
 """How these operations are traced."""

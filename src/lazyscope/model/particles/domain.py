@@ -104,7 +104,7 @@ class _Flat(Domain):
         return vector
 
     def cells(self, number: int) -> Cells:
-        axis = (torch.arange(number, dtype=torch.float64) + 0.5) / number
+        axis = (torch.arange(number, dtype=torch.float64, device="cpu") + 0.5) / number
         return Cells(_products(axis, self.size), 0.5 / number)
 
     def place(self, cells: Cells) -> Float[Tensor, "n size"]:
@@ -115,11 +115,11 @@ class _Flat(Domain):
 
     def halved(self, cells: Cells) -> Cells:
         half = cells.half / 2
-        corners = half * _products(torch.tensor([-1.0, 1.0], dtype=torch.float64), self.size)
+        corners = half * _products(torch.tensor([-1.0, 1.0], dtype=torch.float64, device="cpu"), self.size)
         return Cells((cells.centres[:, None] + corners).flatten(0, 1), half)
 
     def random(self, number: int, generator: torch.Generator) -> Float[Tensor, "number size"]:
-        unit = torch.rand(number, self.size, dtype=torch.float64, generator=generator)
+        unit = torch.rand(number, self.size, dtype=torch.float64, generator=generator, device="cpu")
         return self.low + unit * self.edges
 
 
@@ -132,7 +132,10 @@ class Torus(_Flat):
     """
 
     def __init__(self, dim: int) -> None:
-        super().__init__(torch.zeros(dim, dtype=torch.float64), torch.full((dim,), 2 * math.pi, dtype=torch.float64))
+        super().__init__(
+            torch.zeros(dim, dtype=torch.float64, device="cpu"),
+            torch.full((dim,), 2 * math.pi, dtype=torch.float64, device="cpu"),
+        )
 
     def step(self, theta: Tensor, tangent: Tensor) -> Tensor:
         """θ + s: paths stay continuous, as one draws them."""
@@ -147,7 +150,9 @@ class Box(_Flat):
     """[low, high]; a step that leaves it ends at the boundary."""
 
     def __init__(self, low: Sequence[float | int], high: Sequence[float | int]) -> None:
-        lower, upper = (torch.tensor([float(v) for v in side], dtype=torch.float64) for side in (low, high))
+        lower, upper = (
+            torch.tensor([float(v) for v in side], dtype=torch.float64, device="cpu") for side in (low, high)
+        )
         if lower.shape != upper.shape or not bool((lower < upper).all()) or not bool((upper - lower).isfinite().all()):
             raise InputError(
                 f"[{list(low)}, {list(high)}] is no box; pass finite corners with low < high in each axis."
@@ -171,7 +176,7 @@ class Euclidean(_Flat):
     """Rᵖ, which no finite number of cells covers: for flows and distances, not for certificates."""
 
     def __init__(self, size: int) -> None:
-        edges = torch.full((size,), math.inf, dtype=torch.float64)
+        edges = torch.full((size,), math.inf, dtype=torch.float64, device="cpu")
         super().__init__(-edges, edges)
 
     def step(self, theta: Tensor, tangent: Tensor) -> Tensor:
@@ -187,7 +192,7 @@ class Euclidean(_Flat):
 
     def random(self, number: int, generator: torch.Generator) -> Float[Tensor, "number size"]:
         """Standard normal, for want of a uniform law."""
-        return torch.randn(number, self.size, dtype=torch.float64, generator=generator)
+        return torch.randn(number, self.size, dtype=torch.float64, generator=generator, device="cpu")
 
 
 @final
@@ -227,10 +232,12 @@ class Sphere(Domain):
         return vector - (vector * theta).sum(-1, keepdim=True) * theta
 
     def cells(self, number: int) -> Cells:
-        axis = 2 * (torch.arange(number, dtype=torch.float64) + 0.5) / number - 1
+        axis = 2 * (torch.arange(number, dtype=torch.float64, device="cpu") + 0.5) / number - 1
         face = _products(axis, self.dim)
         faces = [
-            torch.cat([face[:, :i], torch.full((len(face), 1), side, dtype=torch.float64), face[:, i:]], dim=1)
+            torch.cat(
+                [face[:, :i], torch.full((len(face), 1), side, dtype=torch.float64, device="cpu"), face[:, i:]], dim=1
+            )
             for i in range(self.size)
             for side in (-1.0, 1.0)
         ]
@@ -246,16 +253,16 @@ class Sphere(Domain):
 
     def halved(self, cells: Cells) -> Cells:
         half = cells.half / 2
-        corners = half * _products(torch.tensor([-1.0, 1.0], dtype=torch.float64), self.dim)
+        corners = half * _products(torch.tensor([-1.0, 1.0], dtype=torch.float64, device="cpu"), self.dim)
         free = (cells.centres.abs() < 1).nonzero()[:, 1].reshape(-1, self.dim)  # the face's own axes
         children = cells.centres[:, None].repeat(1, len(corners), 1)
         children.scatter_add_(2, free[:, None].expand(-1, len(corners), -1), corners.expand(len(free), -1, -1))
         return Cells(children.flatten(0, 1), half)
 
     def random(self, number: int, generator: torch.Generator) -> Float[Tensor, "number size"]:
-        return normalize(torch.randn(number, self.size, dtype=torch.float64, generator=generator), dim=-1)
+        return normalize(torch.randn(number, self.size, dtype=torch.float64, generator=generator, device="cpu"), dim=-1)
 
 
 def _products(axis: Float[Tensor, " n"], dim: int) -> Float[Tensor, "_ dim"]:
     """axis^dim as rows."""
-    return torch.tensor(list(itertools.product(axis.tolist(), repeat=dim)), dtype=torch.float64)
+    return torch.tensor(list(itertools.product(axis.tolist(), repeat=dim)), dtype=torch.float64, device="cpu")

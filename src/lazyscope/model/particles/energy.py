@@ -12,6 +12,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from lazyscope.ambient import derivatives
 from lazyscope.errors import InputError
 
 
@@ -41,7 +42,7 @@ class AutogradEnergy(Energy):
     function: Callable[[Tensor], Tensor]
 
     def field(self, w: Tensor) -> tuple[Tensor, Tensor]:
-        with torch.enable_grad():
+        with derivatives():
             leaf = w.detach().requires_grad_()
             value = self.function(leaf)
             (gradient,) = torch.autograd.grad(value.sum(), leaf)

@@ -11,6 +11,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from lazyscope.ambient import derivatives
 from lazyscope.errors import InputError
 
 
@@ -64,7 +65,7 @@ class FeatureMap(Features):
 @final
 class _Traced(Evaluated):
     def __init__(self, function: Callable[[Tensor], Tensor], theta: Tensor) -> None:
-        with torch.enable_grad():
+        with derivatives():
             # Inside someone else's graph, as when spikes are polished, the particles stay part of it.
             self.theta = theta if theta.requires_grad else theta.detach().requires_grad_()
             self.values = function(self.theta)
@@ -86,7 +87,7 @@ class _Traced(Evaluated):
     def slope(self, dual: Tensor) -> Tensor:
         if not self.values.requires_grad:
             return torch.zeros_like(self.theta)
-        with torch.enable_grad():
+        with derivatives():
             total = (self.values @ dual.detach()[..., None]).sum()
             (slope,) = torch.autograd.grad(total, self.theta, retain_graph=True)
         return slope
@@ -109,8 +110,8 @@ class Trigonometric(Features):
             raise InputError(f"Frequencies up to {order} on a torus of dimension {dim}: pass positive numbers.")
         self.order, self.dim = order, dim
         # d²/dt² φ(θ + tu) multiplies the frequency k by (k·u)² ≤ ‖k‖², and there is one unit of norm in each.
-        axis = torch.arange(-order, order + 1, dtype=torch.float64).square()
-        squares = torch.zeros(1, dtype=torch.float64)
+        axis = torch.arange(-order, order + 1, dtype=torch.float64, device="cpu").square()
+        squares = torch.zeros(1, dtype=torch.float64, device="cpu")
         for _ in range(dim):
             squares = (squares[:, None] + axis).flatten()
         self.curvature = float(squares.square().sum().sqrt())

@@ -11,6 +11,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from lazyscope.ambient import derivatives
 from lazyscope.errors import InputError
 from lazyscope.model.particles.features import Features
 from lazyscope.model.particles.measure import Measure
@@ -60,7 +61,7 @@ class Smooth(Fidelity):
         return self.function(f)
 
     def gradient(self, f: Tensor) -> Tensor:
-        with torch.enable_grad():
+        with derivatives():
             leaf = f.detach().requires_grad_()
             (gradient,) = torch.autograd.grad(self.function(leaf).sum(), leaf)
         return gradient
@@ -88,7 +89,7 @@ class Functional:
     signed: bool = False
 
     def __post_init__(self) -> None:
-        if bool((torch.as_tensor(self.penalty) < 0).any()):
+        if bool((torch.as_tensor(self.penalty, device="cpu") < 0).any()):
             raise InputError(f"λ is {self.penalty}, and a negative one is not convex; pass λ ≥ 0.")
 
     def __call__(self, measure: Measure) -> Float[Tensor, "*batch"]:
@@ -125,7 +126,7 @@ class Functional:
 
     def __getitem__(self, index: Any) -> Functional:
         """One member of a family whose λ differ."""
-        penalty = torch.as_tensor(self.penalty)
+        penalty = torch.as_tensor(self.penalty, device="cpu")
         return replace(self, penalty=float(penalty[index])) if penalty.ndim else self
 
     def _penalty(self, like: Tensor) -> Tensor:
@@ -139,7 +140,7 @@ def frechet_derivative(
 
     J need not be a `Functional`, only differentiable from the right at weights 0 (`Functional.value` is).
     """
-    with torch.enable_grad():
+    with derivatives():
         extra = torch.zeros(theta.shape[:-1], dtype=theta.dtype, device=theta.device, requires_grad=True)
         weights = torch.cat([measure.weights.detach(), extra], -1)
         (derivative,) = torch.autograd.grad(value(weights, torch.cat([measure.theta, theta], -2)).sum(), extra)

@@ -46,7 +46,7 @@ class Measure:
         """Equal particles at the centres of `number` cells an axis; signed: one of each sign at each."""
         theta = domain.grid(number)
         theta, weights = (torch.cat([theta, theta]), [1.0, -1.0]) if signed else (theta, [1.0])
-        each = torch.tensor(weights, dtype=torch.float64).repeat_interleave(len(theta) // len(weights))
+        each = torch.tensor(weights, dtype=torch.float64, device="cpu").repeat_interleave(len(theta) // len(weights))
         return Measure.of(domain, theta, each * (mass / len(theta)))
 
     @staticmethod
@@ -110,7 +110,7 @@ class Measure:
         """
         if self.batch:
             raise InputError("Spikes are found for one measure at a time; index the family first.")
-        rest = torch.arange(len(self))
+        rest = torch.arange(len(self), device="cpu")
         mass, spikes = self.r.square(), []
         while len(rest):
             first = rest[mass[rest].argmax()]
