@@ -18,7 +18,7 @@ LONGEST = 350
 
 FLOORS = (
     {"_typing", "errors"},  # of the ground floor, but beneath linalg, which raises errors as all rooms do
-    {"memory", "progress"},
+    {"ambient", "memory", "progress"},
     {"linalg", "stream", "labels"},
     {"model", "loss", "data"},
     {"flow", "tangent", "theory", "diagnose"},

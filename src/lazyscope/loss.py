@@ -21,6 +21,7 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor
 
+from lazyscope.ambient import derivatives
 from lazyscope.errors import InputError
 from lazyscope.labels import Classes, Labels, Reals, Signs, Target, as_target
 
@@ -53,7 +54,7 @@ class Loss(ABC):
 
     def slopes(self, y: Float[Tensor, "*shape"], target: Float[Tensor, "..."]) -> Float[Tensor, "*shape"]:
         """∇ℓ in the outputs, as `terms`: by autograd, unless a loss says it itself, which is faster for few samples."""
-        with torch.enable_grad():
+        with derivatives():
             leaf = y.detach().requires_grad_()
             (gradient,) = torch.autograd.grad(self.terms(leaf, target).sum(), leaf)
         return gradient

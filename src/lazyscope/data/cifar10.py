@@ -45,7 +45,9 @@ def cifar10(
         )
     chosen = np.random.default_rng(seed).permutation(total)[:n]
     pixels, labels = archive.pixels(chosen), archive.labels[chosen]
-    return Images(torch.tensor(pixels), torch.tensor(labels), MEAN, STD).normalised(), torch.tensor(labels)
+    return Images(
+        torch.tensor(pixels, device="cpu"), torch.tensor(labels, device="cpu"), MEAN, STD
+    ).normalised(), torch.tensor(labels, device="cpu")
 
 
 def normalise(x: Float[Tensor, "n 3 height width"]) -> Float[Tensor, "n 3 height width"]:
@@ -73,7 +75,7 @@ _HOW = (
 def _images(root: Path, split: Literal["train", "test"]) -> Images:
     archive = _archive(root, split)
     pixels = archive.pixels(np.arange(len(archive.labels)))
-    return Images(torch.tensor(pixels), torch.tensor(archive.labels), MEAN, STD)
+    return Images(torch.tensor(pixels, device="cpu"), torch.tensor(archive.labels, device="cpu"), MEAN, STD)
 
 
 def _archive(root: Path, split: Literal["train", "test"]) -> Archive:

@@ -44,9 +44,9 @@ class Clusters:
             raise InputError(
                 f"{side}×{side} clusters in {dim} dimensions are no task; take side ≥ 2 and dim ≥ {_PLAIN}."
             )
-        labels = torch.ones(len(seeds), side**2)
+        labels = torch.ones(len(seeds), side**2, device="cpu")
         for row, seed in zip(labels, seeds, strict=True):
-            row[torch.randperm(side**2, generator=stream(seed, 0))[: side**2 // 2]] = -1
+            row[torch.randperm(side**2, generator=stream(seed, 0), device="cpu")[: side**2 // 2]] = -1
         return Clusters(side, dim, tuple(seeds), labels)
 
     @property
@@ -57,14 +57,16 @@ class Clusters:
     @property
     def centres(self) -> Float[Tensor, "clusters 2"]:
         """Row by row."""
-        line = self.distance * (1 + 3 * torch.arange(self.side)) - 0.5
+        line = self.distance * (1 + 3 * torch.arange(self.side, device="cpu")) - 0.5
         return torch.cartesian_prod(line, line)
 
     def sample(self, n: int, part: int = 1) -> tuple[Float[Tensor, "seeds n dim"], Float[Tensor, "seeds n"]]:
         """n points and their labels for each seed; fewer points are the first ones, other parts are independent."""
         if n < 1 or part < 1:
             raise InputError(f"Cannot draw {n} points of part {part}; take at least one, from part 1 on.")
-        draws = torch.stack([torch.rand(n, self.dim, generator=stream(seed, part)) for seed in self.seeds])
+        draws = torch.stack(
+            [torch.rand(n, self.dim, generator=stream(seed, part), device="cpu") for seed in self.seeds]
+        )
         cluster = (draws[..., 0] * self.side**2).long().clamp(max=self.side**2 - 1)
         angle, radius = 2 * math.pi * draws[..., 1], self.distance * draws[..., 2]
         place = self.centres[cluster] + radius[..., None] * torch.stack([angle.cos(), angle.sin()], dim=-1)

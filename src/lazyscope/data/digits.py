@@ -26,7 +26,9 @@ def digits(*, n: int | None = None, seed: int | None = None) -> tuple[Float[Tens
     x = normalise(torch.from_numpy(found.images)[:, None].float() / 16)
     y = torch.from_numpy(found.target).long()
     order = (
-        torch.arange(len(x)) if seed is None else torch.randperm(len(x), generator=torch.Generator().manual_seed(seed))
+        torch.arange(len(x), device="cpu")
+        if seed is None
+        else torch.randperm(len(x), generator=torch.Generator().manual_seed(seed), device="cpu")
     )
     if n is not None and not 0 < n <= len(x):
         raise DataError(f"{n} images were asked for and there are {len(x)} digits; ask for 1 to {len(x)}.")
@@ -38,7 +40,7 @@ def images(seed: int) -> Images:
     from sklearn.datasets import load_digits
 
     found = load_digits()
-    order = torch.randperm(len(found.target), generator=torch.Generator().manual_seed(seed))
+    order = torch.randperm(len(found.target), generator=torch.Generator().manual_seed(seed), device="cpu")
     pixels = torch.from_numpy(found.images)[:, None].to(torch.uint8)
     return Images(pixels[order], torch.from_numpy(found.target).long()[order], (MEAN,), (STD,), white=16)
 

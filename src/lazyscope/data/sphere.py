@@ -19,4 +19,4 @@ def sphere(n: int, dim: int, seeds: Sequence[int]) -> Float[Tensor, "seeds n dim
     torch.Size([2, 2, 3])
     """
     random = [torch.Generator().manual_seed(seed) for seed in seeds]
-    return normalize(torch.stack([torch.randn(n, dim, generator=stream) for stream in random]), dim=-1)
+    return normalize(torch.stack([torch.randn(n, dim, generator=stream, device="cpu") for stream in random]), dim=-1)

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from lazyscope._typing import Inputs
+from lazyscope.ambient import derivatives
 from lazyscope.diagnose.activations import activation_stability
 from lazyscope.diagnose.drift import weight_displacement
 from lazyscope.diagnose.sketch import KernelSketch
@@ -117,7 +118,7 @@ class Monitor:
 
     def _begin(self) -> None:
         """What is measured at the start."""
-        with torch.autocast(flatten(self._x)[1][0].device.type, enabled=False):
+        with derivatives(), torch.autocast(flatten(self._x)[1][0].device.type, enabled=False):
             self._tangent = self._model.coordinates(self._x, math.inf, centred=True)
             with torch.no_grad():
                 self._start = self._model(self._x)
@@ -135,7 +136,7 @@ class Monitor:
 
     def look(self) -> Record:
         """Compares now, whatever the step."""
-        with torch.autocast(flatten(self._x)[1][0].device.type, enabled=False):
+        with derivatives(), torch.autocast(flatten(self._x)[1][0].device.type, enabled=False):
             record = self._seen()
         self.records.append(record)
         for sink in self._sinks:

@@ -16,6 +16,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from lazyscope.ambient import without_autocast
 from lazyscope.errors import InputError
 from lazyscope.flow.base import Progress, Status, counted
 from lazyscope.flow.descent import DIVERGED, Rate, check_record
@@ -69,6 +70,7 @@ class ConicPath:
 
 
 @torch.no_grad()
+@without_autocast
 def conic_descent(
     functional: Functional,
     start: Measure,
@@ -124,7 +126,7 @@ def conic_descent(
             nu = replace(nu, r=retraction(nu.r, change), theta=nu.domain.step(nu.theta, walk))
     missing = len(marks) - len(values)
     return ConicPath(
-        steps=torch.tensor(marks),
+        steps=torch.tensor(marks, device="cpu"),
         value=torch.stack(values + values[-1:] * missing),
         final=nu,
         converged=converged,
@@ -139,7 +141,7 @@ def conic_descent(
 def safe_step(functional: Functional, measure: Measure) -> float:
     """A first guess of α = β for `conic_descent`: 1/(4·max(|J'|, λ)) at the start, for steps of log r below ½."""
     derivative = functional.variation(measure).derivative.abs()
-    size = max(float(derivative.max()), float(torch.as_tensor(functional.penalty).max()))
+    size = max(float(derivative.max()), float(torch.as_tensor(functional.penalty, device="cpu").max()))
     return 1 / (4 * size) if size else math.inf
 
 

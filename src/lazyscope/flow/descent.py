@@ -12,6 +12,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from lazyscope._typing import Inputs, Params
+from lazyscope.ambient import without_autocast
 from lazyscope.errors import InputError
 from lazyscope.flow.base import Observer, Progress, Recording, Trajectory, counted
 from lazyscope.flow.objective import Number, Objective, flat
@@ -32,6 +33,7 @@ DIVERGED = 1e6
 rises; the catapults of large steps (Lewkowycz et al., 2020) do, by some orders of magnitude, and come back."""
 
 
+@without_autocast
 def gradient_descent(
     model: Studied | nn.Module,
     loss: Loss,
@@ -85,6 +87,7 @@ def gradient_descent(
     return descent.run(itertools.repeat(objective), observe, keep_params, progress)
 
 
+@without_autocast
 def stochastic_gradient_descent(
     model: Studied | nn.Module,
     loss: Loss,
@@ -179,7 +182,9 @@ class Descent:
 
     def times(self) -> Float[Tensor, "T ..."]:
         """Σ lr·schedule up to each recorded step."""
-        elapsed = torch.tensor([0.0, *itertools.accumulate(self.factors)], dtype=torch.float64)[self.marks]
+        elapsed = torch.tensor([0.0, *itertools.accumulate(self.factors)], dtype=torch.float64, device="cpu")[
+            self.marks
+        ]
         return elapsed.reshape(-1, *[1] * self.lr.ndim) * self.lr
 
     @torch.no_grad()
@@ -222,7 +227,9 @@ class Descent:
                     direction = velocity[name].mul_(self.momentum).add_(direction)
                 direction = torch.where(moving.reshape(shapes[name]), direction, 0)
                 value.addcmul_(direction, rates[name], value=-self.factors[step])
-        return recording.trajectory(self.times(), converged, ~(moving | converged), torch.tensor(self.marks))
+        return recording.trajectory(
+            self.times(), converged, ~(moving | converged), torch.tensor(self.marks, device="cpu")
+        )
 
     def _speed(self, v: Params) -> Tensor:
         _, gradient = self.objective.gradient(v)

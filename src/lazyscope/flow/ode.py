@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torchdiffeq import odeint
 
 from lazyscope._typing import Inputs
+from lazyscope.ambient import without_autocast
 from lazyscope.flow.base import Observer, Progress, Recording, Trajectory, followed
 from lazyscope.flow.objective import Number, Objective, Times, check_times, flat, unflat
 from lazyscope.labels import Target
@@ -23,6 +24,7 @@ Field: TypeAlias = Callable[[Tensor], tuple[Tensor, Tensor]]
 """state (*batch, p) ↦ its derivative, and the speed ‖v'‖ (*batch) by which convergence is judged."""
 
 
+@without_autocast
 def gradient_flow(
     model: Studied | nn.Module,
     loss: Loss,
@@ -109,7 +111,7 @@ class Integration:
     def through(self, times: Float[Tensor, "T"], bar: Bar) -> Iterator[Float[Tensor, "*batch p"]]:
         """The state at each of the times, until all members have ended; the bar is told the time after each step."""
         self._bar = bar
-        now = torch.zeros((), dtype=torch.float64)
+        now = torch.zeros((), dtype=torch.float64, device="cpu")
         for time in times:
             if time > now:
                 self._advance(torch.stack([now, time]).to(self.state.device))

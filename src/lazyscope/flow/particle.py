@@ -100,11 +100,11 @@ def particle_flow(
                     break
             move = -rate * field_at
             if temperature:
-                noise = torch.randn(start.shape, dtype=start.dtype, generator=generator).to(start.device)
+                noise = torch.randn(start.shape, dtype=start.dtype, generator=generator, device="cpu").to(start.device)
                 move = move + (2 * temperature * rate).sqrt() * noise
             w = w + torch.where(moving[..., None, None], move, 0)
     return ParticlePath(
-        times=torch.tensor(marks, dtype=torch.float64).reshape(-1, *[1] * rates.ndim) * rates,
+        times=torch.tensor(marks, dtype=torch.float64, device="cpu").reshape(-1, *[1] * rates.ndim) * rates,
         value=torch.stack(values),
         final=w,
         diverged=~moving,

@@ -40,7 +40,7 @@ class Minibatches:
 
     def __init__(self, x: Inputs, y: Target, size: int, dim: int = 0) -> None:
         check_inputs(x)
-        like = next((leaf for leaf in pytree.tree_leaves(x) if isinstance(leaf, Tensor)), torch.empty(0))
+        like = next((leaf for leaf in pytree.tree_leaves(x) if isinstance(leaf, Tensor)), torch.empty(0, device="cpu"))
         self.x, self.y, self.size, self.dim = x, as_target(y, like), size, dim
         self.samples = self.y.shape[dim]
         if not 1 <= size <= self.samples:
@@ -62,7 +62,7 @@ class Minibatches:
         """The minibatch of this step; the order is drawn at the first step of each epoch."""
         position = step % self.per_epoch
         if position == 0:
-            self.order = torch.randperm(self.samples, generator=generator)
+            self.order = torch.randperm(self.samples, generator=generator, device="cpu")
         rows = self.order[position * self.size : (position + 1) * self.size].to(self.y.device)
 
         def take(value: Tensor) -> Tensor:

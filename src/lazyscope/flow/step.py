@@ -73,7 +73,7 @@ class Step:
     def begin(self, number: int, rates: list[float]) -> None:
         """Prepare an epoch: its draws and step sizes go to the device, counter and sums to zero."""
         self._draws.copy_(self.batches.epoch(number))
-        self._rates.copy_(torch.tensor(rates))
+        self._rates.copy_(torch.tensor(rates, device="cpu"))
         for each in (self._counter, self.loss, self.hits):
             each.zero_()
 

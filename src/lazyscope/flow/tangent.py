@@ -11,6 +11,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from lazyscope._typing import Inputs
+from lazyscope.ambient import without_autocast
 from lazyscope.errors import ModelError
 from lazyscope.flow.base import Observer, Progress, Recording, Trajectory
 from lazyscope.flow.objective import Number, Objective, Times, check_times
@@ -24,6 +25,7 @@ from lazyscope.model.coordinates import Alpha, Studied
 from lazyscope.progress import Bar, quiet, track
 
 
+@without_autocast
 def tangent_flow(
     model: Studied | nn.Module,
     loss: Loss,

@@ -88,7 +88,7 @@ def draw(x: Inputs, y: Tensor, count: int, seed: int) -> tuple[Inputs, Tensor]:
     n = len(leaves[0])
     if count >= n:
         return x, y
-    rows = torch.randperm(n, generator=torch.Generator().manual_seed(seed))[:count].sort().values
+    rows = torch.randperm(n, generator=torch.Generator().manual_seed(seed), device="cpu")[:count].sort().values
     return unflatten(keys, [leaf[rows.to(leaf.device)] for leaf in leaves]), y[rows.to(y.device)]
 
 

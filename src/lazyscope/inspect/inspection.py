@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from typing import Any, TypeAlias, final
 
 from lazyscope._typing import Inputs
+from lazyscope.ambient import without_autocast
 from lazyscope.errors import InputError
 from lazyscope.inspect.budget import Budget, Clock
 from lazyscope.inspect.prediction import limits_of, predict
@@ -38,6 +39,7 @@ Progress: TypeAlias = Callable[[str, float], None]
 """Told what is being done, and the part of the planned time that is over, from 0 to 1."""
 
 
+@without_autocast
 def inspect(
     net: Any,
     x: Inputs,

@@ -105,7 +105,7 @@ class Features:
             if any(True for _ in module.parameters(recurse=False)):
                 module.register_forward_pre_hook(lambda _module, _args, name=name: seen.append(name))
         try:
-            with torch.no_grad(), plain_kernels():
+            with torch.no_grad(), plain_kernels:
                 _call(wide, x)
             found = cls(net, seen[-1]) if seen else None
             if found is not None:
@@ -124,7 +124,7 @@ class Features:
 
         handle = module.register_forward_pre_hook(catch, with_kwargs=True)
         try:
-            with torch.no_grad(), plain_kernels():
+            with torch.no_grad(), plain_kernels:
                 weights = {name: w.double() for name, w in params.items()}
                 torch.func.functional_call(self._net, weights, *_arguments(x))
             whole = torch.cat(caught)

@@ -193,7 +193,9 @@ def _second_derivative(subject: Subject, notes: list[str]) -> Callable[[int], Bi
 
 def _cost(form: Bilinear, clock: Clock) -> float:
     """Seconds of one iteration from one start: two products and a contraction; twice, as the first one warms up."""
-    u = torch.randn(1, form.shape[1], generator=torch.Generator().manual_seed(0)).to(form.device, form.dtype)
+    u = torch.randn(1, form.shape[1], generator=torch.Generator().manual_seed(0), device="cpu").to(
+        form.device, form.dtype
+    )
     seconds = math.inf
     for _ in range(2):
         before = clock.elapsed

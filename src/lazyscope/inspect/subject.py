@@ -208,7 +208,7 @@ class Anchored(Studied):
 class _Anchored(Coordinates):
     def __init__(self, model: Model, x: Inputs, alpha: float, start: Tensor, kernel: Tensor | None) -> None:
         self.batch = ()
-        self.alpha = torch.tensor(alpha, dtype=torch.float64)
+        self.alpha = torch.tensor(alpha, dtype=torch.float64, device="cpu")
         self._model, self._x, self._start, self._kernel = model, x, start, kernel
         # At α = 1 nothing cancels, and the plain forward costs half as much.
         self._inner = None if alpha == 1 else model.coordinates(x, alpha, centred=True)

@@ -15,6 +15,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from lazyscope.ambient import derivatives
 from lazyscope.errors import LazyscopeError, ModelError
 from lazyscope.inspect.budget import Budget, Clock
 from lazyscope.inspect.reading import Reading
@@ -201,7 +202,7 @@ def steepest(subject: Subject, kernel: Kernel, tangent: Tangent, iterations: int
         return tangent.top
     start = subject.start
     random = torch.Generator().manual_seed(0)
-    u = torch.randn(start.shape, generator=random, dtype=torch.float64).to(start)
+    u = torch.randn(start.shape, generator=random, dtype=torch.float64, device="cpu").to(start)
     value = 0.0
     for _ in range(iterations if kernel.matrix is not None else min(iterations, 12)):
         image = _curvature(subject, u)
@@ -216,7 +217,7 @@ def steepest(subject: Subject, kernel: Kernel, tangent: Tangent, iterations: int
 
 def _curvature(subject: Subject, u: Tensor) -> Tensor:
     """∇²ℓ(h(w₀))u, sample by sample."""
-    with torch.enable_grad():
+    with derivatives():
         leaf = subject.start.detach().requires_grad_()
         (slope,) = torch.autograd.grad(subject.risk.pointwise(leaf).sum(), leaf, create_graph=True)
         (image,) = torch.autograd.grad(slope, leaf, u)

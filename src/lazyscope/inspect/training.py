@@ -12,6 +12,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from lazyscope._typing import Params
+from lazyscope.ambient import derivatives
 from lazyscope.flow import gradient_descent, log_spaced
 from lazyscope.flow.objective import Objective
 from lazyscope.inspect.budget import STEPS, Budget, Clock
@@ -179,7 +180,7 @@ def train(
     def observe(v: Params) -> Mapping[str, Tensor]:
         step = next(reached)
         if step in moments:
-            with torch.enable_grad():  # a descent records without; some layers then take another path
+            with derivatives():  # a descent records without; some layers then take another path
                 drifts.append(probe(step, v, alpha))
         return {}
 

@@ -135,7 +135,7 @@ def bilinear_norm(
     _, p = form.shape
     count = min(_MANY, max(_FEW, _WORK // p)) if starts is None else starts
     random = torch.Generator().manual_seed(seed)
-    start = torch.randn(count, p, generator=random, dtype=torch.float64).to(form.device, form.dtype)
+    start = torch.randn(count, p, generator=random, dtype=torch.float64, device="cpu").to(form.device, form.dtype)
     spent, share = 0, 0.0
     with Bar("search for the largest second derivative", total=1.0) as bar:
         if _MANY * p > _WORK and count > 1:

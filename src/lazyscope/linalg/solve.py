@@ -45,7 +45,7 @@ def conjugate_gradients(
     """
     if tolerance is None:
         tolerance = 1e-10 if operator.dtype == torch.float64 else 1e-4
-    b = b if isinstance(b, Tensor) else torch.tensor(b, dtype=torch.float64)
+    b = b if isinstance(b, Tensor) else torch.tensor(b, dtype=torch.float64, device="cpu")
     rhs = b.to(operator.device, torch.float64)
     rhs = rhs[:, None] if b.ndim == 1 else rhs
 

@@ -23,7 +23,7 @@ class Estimate:
 def signs(size: int, count: int, seed: int, like: Operator) -> Float[Tensor, "size count"]:
     """Random ±1, the probes of least variance; drawn on the CPU, so that every device gets the same."""
     random = torch.Generator().manual_seed(seed)
-    return (torch.randint(0, 2, (size, count), generator=random) * 2 - 1).to(like.device, like.dtype)
+    return (torch.randint(0, 2, (size, count), generator=random, device="cpu") * 2 - 1).to(like.device, like.dtype)
 
 
 def trace(operator: Operator, *, probes: int = 32, seed: int = 0) -> Estimate:

@@ -47,7 +47,7 @@ class Projection:
             raise InputError(f"A plane of {s} dimensions does not lie in {dim}; take s from 1 to dim.")
         sides: list[tuple[Tensor, Tensor]] = []
         for part, count in ((_TRAIN, train), (_TEST, test)):
-            x = torch.stack([torch.randn(count, dim, generator=stream(seed, part)) for seed in seeds])
+            x = torch.stack([torch.randn(count, dim, generator=stream(seed, part), device="cpu") for seed in seeds])
             plane = torch.stack([_plane(s, dim, seed) for seed in seeds])
             y = torch.linalg.vector_norm(x @ plane, dim=-1)
             sides.append((torch.cat([torch.ones_like(x[..., :1]), x], dim=-1), y))
@@ -104,7 +104,7 @@ def net_error(
     kept = count - max(1, round(HELD_OUT * count))
     x, y = problem.x[:, None, :kept], problem.y[:, None, :kept]
     decay = torch.tensor(penalties, dtype=x.dtype, device=x.device)[:, None, None]
-    start = torch.stack([torch.randn(width, 1 + dim, generator=stream(seed, _NET)) for seed in seeds])
+    start = torch.stack([torch.randn(width, 1 + dim, generator=stream(seed, _NET), device="cpu") for seed in seeds])
     start[..., 1:] /= math.sqrt(dim)
     w = start.to(x)[:, None].repeat(1, len(penalties), 1, 1)
     adam = torch.optim.Adam([w], lr=lr)
@@ -121,10 +121,10 @@ def net_error(
         schedule.step()
     held, unseen = (BothLayers(part[:, None]).linearise(w)[0] for part in (problem.x[:, kept:], problem.x_test))
     chosen = (held - problem.y[:, None, kept:]).square().mean(-1).argmin(-1)
-    outputs = unseen[torch.arange(len(unseen)), chosen]
+    outputs = unseen[torch.arange(len(unseen), device="cpu"), chosen]
     return NetFit(problem.relative(outputs), decay[chosen, 0, 0], torch.stack(values))
 
 
 def _plane(s: int, dim: int, seed: int) -> Float[Tensor, "dim s"]:
-    plane: Tensor = torch.linalg.qr(torch.randn(dim, s, generator=stream(seed, _PLANE))).Q
+    plane: Tensor = torch.linalg.qr(torch.randn(dim, s, generator=stream(seed, _PLANE), device="cpu")).Q
     return plane

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from lazyscope._typing import Inputs, Params
+from lazyscope.ambient import without_autocast
 from lazyscope.flow.base import Trajectory
 from lazyscope.flow.objective import Times
 from lazyscope.flow.ode import gradient_flow
@@ -30,6 +31,7 @@ _FINE, _COARSE = 1e-9, 1e-7
 _ROUNDING = 1e-13
 
 
+@without_autocast
 def compare(
     model: Studied | nn.Module,
     loss: Loss,
@@ -46,9 +48,9 @@ def compare(
     Meant for small models: kernels are dense, one at each time.
     """
     model, x, unseen = _double(model), _double_inputs(x), None if unseen is None else _double_inputs(unseen)
-    y = as_target(y, torch.empty(0, dtype=torch.float64))
+    y = as_target(y, torch.empty(0, dtype=torch.float64, device="cpu"))
     y = y.double() if y.is_floating_point() else y
-    times = torch.as_tensor(times, dtype=torch.float64)
+    times = torch.as_tensor(times, dtype=torch.float64, device="cpu")
     times = times if float(times[0]) == 0 else torch.cat([times.new_zeros(1), times])
     fine, coarse = (_flows(model, loss, x, y, times, float(alpha), centred, rtol) for rtol in (_FINE, _COARSE))
     path, tangent = fine
@@ -91,6 +93,7 @@ def compare(
     )
 
 
+@without_autocast
 def certify(
     model: Studied | nn.Module,
     loss: Loss,
@@ -124,7 +127,7 @@ def certify(
         ends.append(
             min(5 / found[-1].constants["rate mσ_min²/4"].value, 30 / (loss.smoothness * known.jacobian_norm**2))
         )
-    times = torch.cat([torch.linspace(0, time, points, dtype=torch.float64) for time in ends]).unique()
+    times = torch.cat([torch.linspace(0, time, points, dtype=torch.float64, device="cpu") for time in ends]).unique()
     both = compare(model, loss, x, y, alpha=alpha, times=times, centred=centred, unseen=unseen)
     return [*(c.against(both) for c in found), linear_rate(loss, both), stability(loss, both, known)]
 
@@ -197,7 +200,7 @@ def _beyond(
 ) -> Tensor:
     """sup |αf(w_α, x) - αf̄(w̄_α, x)| at each time."""
     if x is None:
-        return torch.full((count,), math.nan, dtype=torch.float64)
+        return torch.full((count,), math.nan, dtype=torch.float64, device="cpu")
     # αf̄ = αf(w₀) + Df(w₀)v̄: the offset is in both, so the centred maps are compared
     bent, straight = model.coordinates(x, alpha, centred=True), model.coordinates(x, math.inf, centred=True)
     moments: Sequence[int] = range(count)

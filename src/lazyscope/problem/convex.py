@@ -111,9 +111,9 @@ def parabola(curvature: Real = 1.0, minimiser: Real = 0.0, start: Real = 1.0) ->
 def conditioned(condition: Real, dim: int = 2, seed: int = 0) -> Convex:
     """A quadratic with curvatures from 1/κ to 1, evenly spaced in the logarithm; random basis and start, w* = 0."""
     random = torch.Generator().manual_seed(seed)
-    curvatures = torch.logspace(-math.log10(condition), 0, dim, dtype=torch.float64)
-    basis = torch.linalg.qr(torch.randn(dim, dim, dtype=torch.float64, generator=random)).Q
-    start = torch.randn(dim, dtype=torch.float64, generator=random)
+    curvatures = torch.logspace(-math.log10(condition), 0, dim, dtype=torch.float64, device="cpu")
+    basis = torch.linalg.qr(torch.randn(dim, dim, dtype=torch.float64, generator=random, device="cpu")).Q
+    start = torch.randn(dim, dtype=torch.float64, generator=random, device="cpu")
     return quadratic(basis * curvatures @ basis.mT, torch.zeros_like(start), start)
 
 
@@ -186,8 +186,8 @@ def least_squares(features: Float[Tensor, "p n"], targets: Float[Tensor, " n"], 
 def gaussian_data(p: int, n: int, seed: int = 0) -> tuple[Tensor, Tensor, Tensor]:
     """Standard Gaussian data: n feature vectors in ℝᵖ, the columns of X; targets Y; a start w₀."""
     random = torch.Generator().manual_seed(seed)
-    table = torch.randn(n + 1, p, dtype=torch.float64, generator=random)
-    return table[1:].mT, torch.randn(n, dtype=torch.float64, generator=random), table[0]
+    table = torch.randn(n + 1, p, dtype=torch.float64, generator=random, device="cpu")
+    return table[1:].mT, torch.randn(n, dtype=torch.float64, generator=random, device="cpu"), table[0]
 
 
 def gaussian_least_squares(p: int, n: int, seed: int = 0) -> Convex:
@@ -209,7 +209,7 @@ PROBLEMS: dict[str, Callable[..., Convex]] = {
 
 
 def _vector(*entries: Real) -> Tensor:
-    return torch.tensor(entries, dtype=torch.float64)
+    return torch.tensor(entries, dtype=torch.float64, device="cpu")
 
 
 def _over(times: Tensor, like: Tensor) -> Tensor:

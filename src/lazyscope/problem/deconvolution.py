@@ -84,8 +84,8 @@ class Deconvolution:
 
 def start(name: str, mass: float | int = 0.25) -> Measure:
     """Few equal particles for `Deconvolution.plane`: "three", "four" (Chizat, 2019), or "poor", which ends wrong."""
-    theta = math.pi + torch.tensor(_STARTS[name], dtype=torch.float64)
-    return Measure.of(Torus(2), theta, torch.full((len(theta),), mass / len(theta), dtype=torch.float64))
+    theta = math.pi + torch.tensor(_STARTS[name], dtype=torch.float64, device="cpu")
+    return Measure.of(Torus(2), theta, torch.full((len(theta),), mass / len(theta), dtype=torch.float64, device="cpu"))
 
 
 def spike_distance(spikes: Measure, answer: Measure) -> float:

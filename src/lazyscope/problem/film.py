@@ -86,7 +86,7 @@ def output_layer(
 def _frames(film: Filmed, flow: MarginFlow, y: Tensor, frames: int) -> tuple[list[int], Tensor]:
     """About so many steps, closer at the start, and the margin at each: that of the flow is after the step."""
     last = len(film.points) - 1
-    wide = torch.linspace(0, 1, frames, dtype=torch.float64).square() * last
+    wide = torch.linspace(0, 1, frames, dtype=torch.float64, device="cpu").square() * last
     seen = sorted({int(step) for step in wide.round()})
     start, _ = film.linearise(film.points[0])
     norm = film.norm(film.points[0]) ** film.degree

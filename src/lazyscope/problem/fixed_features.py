@@ -174,7 +174,9 @@ def _measured(
         torch.cuda.reset_peak_memory_stats(place)
     began = time.perf_counter()
     # λ is chosen on the last rows, and a file may hold the classes in order.
-    order = torch.randperm(len(train[1]), generator=torch.Generator().manual_seed(seed)).to(train[0].device)
+    order = torch.randperm(len(train[1]), generator=torch.Generator().manual_seed(seed), device="cpu").to(
+        train[0].device
+    )
     x = torch.cat([train[0][order].to(place), test[0].to(place)])
     labels = torch.cat([train[1][order].to(place), test[1].to(place)])
     y = F.one_hot(labels[: len(order)], int(labels.max()) + 1).to(x)

@@ -64,10 +64,12 @@ class Nets:
     @staticmethod
     def draw(widths: Sequence[int], dim: int, seeds: Sequence[int], output: Callable[[Tensor], Tensor]) -> Nets:
         """w_i ~ N(0, I/(dN)); a_i is `output` of a standard normal number, one a neuron; c = 0."""
-        draws = torch.stack([torch.randn(sum(widths), dim + 1, generator=stream(seed, _NETS)) for seed in seeds])
-        size = torch.cat([torch.full((width,), width**-0.5) for width in widths])
+        draws = torch.stack(
+            [torch.randn(sum(widths), dim + 1, generator=stream(seed, _NETS), device="cpu") for seed in seeds]
+        )
+        size = torch.cat([torch.full((width,), width**-0.5, device="cpu") for width in widths])
         w = draws[..., 1:] * size[:, None] / dim**0.5
-        return Nets(tuple(widths), w, output(draws[..., 0] * size), torch.zeros(len(seeds), len(widths)))
+        return Nets(tuple(widths), w, output(draws[..., 0] * size), torch.zeros(len(seeds), len(widths), device="cpu"))
 
     def to(self, device: torch.device | str) -> Nets:
         """The same nets elsewhere."""
@@ -75,7 +77,7 @@ class Nets:
 
     def owner(self) -> Float[Tensor, "s m"]:
         """1 where neuron s belongs to net m."""
-        which = torch.arange(len(self.widths)).repeat_interleave(torch.tensor(self.widths))
+        which = torch.arange(len(self.widths), device="cpu").repeat_interleave(torch.tensor(self.widths, device="cpu"))
         return torch.nn.functional.one_hot(which, len(self.widths)).to(self.w)
 
     def outputs(self, x: Float[Tensor, "b n d"], activation: Activation) -> Float[Tensor, "b n m"]:
@@ -115,7 +117,7 @@ def one_pass(
     walk = _graph(chunk, now) if x.is_cuda else chunk
     done = 0
     while done < steps:
-        ahead = torch.arange(done, done + _CHUNK)
+        ahead = torch.arange(done, done + _CHUNK, device="cpu")
         factors.copy_(((1 - ahead / steps) / batch).clamp(min=0))  # steps beyond the last have size 0
         walk()
         done += _CHUNK

@@ -44,10 +44,10 @@ class PopulationTeacher:
         angles = []
         for seed in seeds:
             random = torch.Generator().manual_seed(seed)
-            jitter = 0.5 * (torch.rand(neurons, generator=random, dtype=torch.float64) - 0.5)
-            side = torch.rand(neurons, generator=random) < 0.5
-            turn = 2 * torch.rand(1, generator=random, dtype=torch.float64)
-            angles.append(math.pi * ((torch.arange(neurons) + jitter) / neurons + side + turn))
+            jitter = 0.5 * (torch.rand(neurons, generator=random, dtype=torch.float64, device="cpu") - 0.5)
+            side = torch.rand(neurons, generator=random, device="cpu") < 0.5
+            turn = 2 * torch.rand(1, generator=random, dtype=torch.float64, device="cpu")
+            angles.append(math.pi * ((torch.arange(neurons, device="cpu") + jitter) / neurons + side + turn))
         lines = torch.stack(angles)
         return PopulationTeacher._of(torch.stack([lines.cos(), lines.sin()], dim=-1), seeds, device)
 
@@ -68,7 +68,10 @@ def student(width: int, dim: int, seeds: Sequence[int], *, tau: float | int = 1.
     """Particles with a = ±τ and b uniform on the sphere of radius τ: Π₂ of their law has full support."""
     streams = [torch.Generator().manual_seed(_STREAM + seed) for seed in seeds]
     inner = torch.stack(
-        [normalize(torch.randn(width, dim, generator=stream, dtype=torch.float64), dim=-1) for stream in streams]
+        [
+            normalize(torch.randn(width, dim, generator=stream, dtype=torch.float64, device="cpu"), dim=-1)
+            for stream in streams
+        ]
     )
     outer = torch.stack([_signs(width, stream) for stream in streams])
     return tau * torch.cat([outer[..., None], inner], dim=-1)
@@ -76,8 +79,8 @@ def student(width: int, dim: int, seeds: Sequence[int], *, tau: float | int = 1.
 
 def _directions(count: int, dim: int, seed: int) -> Tensor:
     random = torch.Generator().manual_seed(seed)
-    return normalize(torch.randn(count, dim, generator=random, dtype=torch.float64), dim=-1)
+    return normalize(torch.randn(count, dim, generator=random, dtype=torch.float64, device="cpu"), dim=-1)
 
 
 def _signs(count: int, random: torch.Generator) -> Tensor:
-    return torch.where(torch.rand(count, generator=random, dtype=torch.float64) < 0.5, -1.0, 1.0).double()
+    return torch.where(torch.rand(count, generator=random, dtype=torch.float64, device="cpu") < 0.5, -1.0, 1.0).double()

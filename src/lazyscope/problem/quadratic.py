@@ -80,12 +80,12 @@ class Quadratic:
 def exponential(dim: int, seeds: Sequence[int], largest: float = math.inf) -> Float[Tensor, "b d"]:
     """Eigenvalues Exp(1)/√d below `largest`, in falling order, in float64: one spectrum a seed, on every machine."""
     random = [torch.Generator().manual_seed(seed) for seed in seeds]
-    draws = torch.stack([torch.rand(dim, generator=plain, dtype=torch.float64) for plain in random])
+    draws = torch.stack([torch.rand(dim, generator=plain, dtype=torch.float64, device="cpu") for plain in random])
     share = -math.expm1(-largest * math.sqrt(dim))  # of the distribution's mass that is kept
     return (-torch.log1p(-draws * share) / math.sqrt(dim)).sort(descending=True).values
 
 
 def gaussian(width: int, dim: int, seeds: Sequence[int]) -> Float[Tensor, "b N d"]:
     """Weights w_i ~ N(0, I/d) in float64, one set a seed, independent of the spectrum of that seed."""
-    draws = [torch.randn(width, dim, generator=stream(seed, 1), dtype=torch.float64) for seed in seeds]
+    draws = [torch.randn(width, dim, generator=stream(seed, 1), dtype=torch.float64, device="cpu") for seed in seeds]
     return torch.stack(draws) / math.sqrt(dim)

@@ -50,14 +50,16 @@ class RandomProblem:
         random = torch.Generator().manual_seed(seed)
 
         def integer(low: int, high: int) -> int:
-            return int(torch.randint(low, high + 1, (), generator=random))
+            return int(torch.randint(low, high + 1, (), generator=random, device="cpu"))
 
         def log_uniform(low: float | int, high: float | int) -> float:
-            return math.exp(math.log(low) + math.log(high / low) * float(torch.rand((), generator=random)))
+            return math.exp(
+                math.log(low) + math.log(high / low) * float(torch.rand((), generator=random, device="cpu"))
+            )
 
         n, loss = integer(2, 5), _LOSSES[integer(0, len(_LOSSES) - 1)]
         model, constants, x, unseen, words = (_net if integer(0, 3) else _quadratic)(n, random)
-        y = torch.randn(n, generator=random, dtype=torch.float64)
+        y = torch.randn(n, generator=random, dtype=torch.float64, device="cpu")
         y = y.sign() if "Logistic" in repr(loss) else y
         centred = bool(integer(0, 1))
         alpha, k = log_uniform(0.1, 1e4), log_uniform(0.1, 10)
@@ -71,14 +73,14 @@ class RandomProblem:
 
 def _net(n: int, random: torch.Generator) -> tuple[Studied, Constants, Tensor, Tensor, str]:
     """A smooth two-layer net, symmetrised or not, on the sphere or not."""
-    activation = _ACTIVATIONS[int(torch.randint(len(_ACTIVATIONS), (), generator=random))]
-    width, dim = (int(torch.randint(low, high, (), generator=random)) for low, high in ((2, 30), (1, 5)))
-    tau = 10 ** float(torch.rand((), generator=random) - 0.5)
-    seed = int(torch.randint(1 << 30, (), generator=random))
+    activation = _ACTIVATIONS[int(torch.randint(len(_ACTIVATIONS), (), generator=random, device="cpu"))]
+    width, dim = (int(torch.randint(low, high, (), generator=random, device="cpu")) for low, high in ((2, 30), (1, 5)))
+    tau = 10 ** float(torch.rand((), generator=random, device="cpu") - 0.5)
+    seed = int(torch.randint(1 << 30, (), generator=random, device="cpu"))
     net = TwoLayer.gaussian(width, dim, [seed], tau=tau, activation=activation)[0].to(torch.float64)
-    net = net.symmetrised() if int(torch.randint(2, (), generator=random)) else net
-    x, unseen = (torch.randn(count, dim, generator=random, dtype=torch.float64) for count in (n, 5))
-    if int(torch.randint(2, (), generator=random)):
+    net = net.symmetrised() if int(torch.randint(2, (), generator=random, device="cpu")) else net
+    x, unseen = (torch.randn(count, dim, generator=random, dtype=torch.float64, device="cpu") for count in (n, 5))
+    if int(torch.randint(2, (), generator=random, device="cpu")):
         x, unseen = normalize(x, dim=1), normalize(unseen, dim=1)
     words = f"{activation.__name__} net of {net.a.shape[-1]} neurons in dimension {dim}, τ = {tau:.2g}"
     return net, TwoLayerConstants(net, x), x, unseen, words
@@ -89,17 +91,19 @@ def _quadratic(n: int, random: torch.Generator) -> tuple[Studied, Constants, Ten
 
     ‖B‖ ≤ the operator norm of its unfolding R^{p×p} → F, an upper bound.
     """
-    p = int(torch.randint(2, 9, (), generator=random))
-    size = 10 ** float(2 * torch.rand((), generator=random) - 1.5)
-    offset, linear = (torch.randn(*shape, generator=random, dtype=torch.float64) for shape in ((n,), (n, p)))
-    bent = torch.randn(n, p, p, generator=random, dtype=torch.float64) * size
+    p = int(torch.randint(2, 9, (), generator=random, device="cpu"))
+    size = 10 ** float(2 * torch.rand((), generator=random, device="cpu") - 1.5)
+    offset, linear = (
+        torch.randn(*shape, generator=random, dtype=torch.float64, device="cpu") for shape in ((n,), (n, p))
+    )
+    bent = torch.randn(n, p, p, generator=random, dtype=torch.float64, device="cpu") * size
     bent = (bent + bent.mT) / 2
 
     def function(w: Mapping[str, Tensor], x: Tensor) -> Tensor:
         return x @ (offset + linear @ w["w"] + 0.5 * torch.einsum("kij,i,j->k", bent, w["w"], w["w"]))
 
-    model = Model(function, {"w": torch.randn(p, generator=random, dtype=torch.float64)})
-    x = torch.eye(n, dtype=torch.float64)
+    model = Model(function, {"w": torch.randn(p, generator=random, dtype=torch.float64, device="cpu")})
+    x = torch.eye(n, dtype=torch.float64, device="cpu")
     largest, least = singular_values(model, x)
     each = torch.linalg.matrix_norm(bent, 2)
     rows = model.jacobian(x).norm(dim=1)

@@ -28,7 +28,7 @@ _DESCENT = 400
 
 def spectrum(law: str, dim: int, seed: int) -> Float[Tensor, " d"]:
     """λ_1 ≥ λ_2 ≥ … with Σλ_i² = 2, as the poster's on average, and below 0.9, so that it serves the mixture too."""
-    ranks = torch.arange(1, dim + 1, dtype=torch.float64)
+    ranks = torch.arange(1, dim + 1, dtype=torch.float64, device="cpu")
     values = {
         "exponential": exponential(dim, [seed])[0],
         "flat": torch.ones_like(ranks),
@@ -74,7 +74,7 @@ def quadratic_rivals(
     counts, lines = _theory(values, gamma)
     forms, w = problem.forms, gaussian(10 * dim, dim, [seed])
     end = 20 * math.sqrt(dim)
-    times = torch.logspace(math.log10(end / 1000), math.log10(end), frames - 1, dtype=torch.float64)
+    times = torch.logspace(math.log10(end / 1000), math.log10(end), frames - 1, dtype=torch.float64, device="cpu")
     net = Nets.draw(widths, dim, [seed], torch.ones_like).padded()[0].double()
     path = torch.cat([net[None], problem.flow(net, times.tolist())])
     return Rivals(
@@ -107,17 +107,19 @@ def mixture_rivals(
         forms.risk(forms.random_features(_first(w, dim) * gamma.sqrt()))[0],
         forms.risk(forms.neural_tangent(w, widths))[0],
         torch.stack([forms.network_risk(net)[0] for net in path]),
-        torch.tensor(marks, dtype=torch.float64),
+        torch.tensor(marks, dtype=torch.float64, device="cpu"),
         "step",
         float(theory.bayes_risk(values)),
-        float(theory.mixture(torch.tensor([_limit(values, gamma)], dtype=torch.float64), values)),
+        float(theory.mixture(torch.tensor([_limit(values, gamma)], dtype=torch.float64, device="cpu"), values)),
     )
 
 
 def _theory(values: Tensor, gamma: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
     """Theorems 1 to 3 for N from d/15 to 10d."""
     dim = len(values)
-    counts = torch.unique(torch.logspace(math.log10(dim / 15), math.log10(10 * dim), 120).round()).double()
+    counts = torch.unique(
+        torch.logspace(math.log10(dim / 15), math.log10(10 * dim), 120, device="cpu").round()
+    ).double()
     rho, square = counts / dim, expand(lambda u: u.square() - 1)
     first = theory.random_features(rho, torch.diag(values), torch.diag(gamma), square)
     excess = theory.random_features_excess(rho, torch.diag(values), torch.diag(gamma), square)

@@ -12,6 +12,7 @@ import torch
 from scipy.optimize import minimize
 from torch import Tensor
 
+from lazyscope.ambient import without_autocast
 from lazyscope.errors import InputError
 from lazyscope.flow.base import Status
 from lazyscope.flow.conic import conic_descent, safe_step
@@ -55,6 +56,7 @@ class SparseSolution:
         return f"{self.status} after {self.rounds} rounds: {len(self.measure)} spikes; {self.certificate}"
 
 
+@without_autocast
 def solve_sparse(
     phi: Features | Callable[[Tensor], Tensor],
     target: Tensor | Fidelity,
@@ -143,7 +145,7 @@ def _lbfgs(functional: Functional, measure: Measure) -> tuple[Tensor, Tensor]:
     first = torch.cat([measure.r.square(), torch.zeros_like(measure.theta).flatten()])
 
     def both(x: np.ndarray) -> tuple[float, np.ndarray]:
-        loss, gradient = _gradient(value, torch.tensor(x))
+        loss, gradient = _gradient(value, torch.tensor(x, device="cpu"))
         return float(loss), gradient.numpy()
 
     low, high = (side.flatten().tolist() for side in measure.domain.room(measure.theta))
@@ -165,7 +167,7 @@ def _newton(functional: Functional, measure: Measure, steps: int = 10) -> Measur
         low, high = (side.flatten() for side in measure.domain.room(measure.theta))
         # Spikes that a box holds at its boundary stay; lstsq leaves what has a zero row, normals to spheres too.
         held = ((low == 0) & (gradient[count:] > 0)) | ((high == 0) & (gradient[count:] < 0))
-        free = torch.cat([torch.ones(count, dtype=torch.float64), 1.0 - held.double()])
+        free = torch.cat([torch.ones(count, dtype=torch.float64, device="cpu"), 1.0 - held.double()])
         hessian: Tensor = torch.autograd.functional.hessian(value, x) * free * free[:, None]
         step = torch.linalg.lstsq(hessian, (free * gradient)[:, None], rcond=1e-12, driver="gelsd").solution[:, 0]
         x = x - step
@@ -185,7 +187,7 @@ def _start(functional: Functional, domain: Domain, seed: int) -> Measure:
         nu = Measure.grid(domain, number, signed=functional.signed)
     else:
         theta = domain.random(_PARTICLES, torch.Generator().manual_seed(seed))
-        sign = torch.ones(_PARTICLES, dtype=torch.float64)
+        sign = torch.ones(_PARTICLES, dtype=torch.float64, device="cpu")
         sign[1::2] = -1.0 if functional.signed else 1.0
         nu = Measure.of(domain, theta, sign / _PARTICLES)
     zero = float(functional(replace(nu, r=0 * nu.r)))

@@ -115,7 +115,7 @@ class Lesson:
 
 def circle_teacher(neurons: int, seed: int) -> TwoLayer:
     """Σ_j ±max(b_j·x, 0) in the plane with unit b_j; with three neurons, that of `Teacher.draw(2, 15, 1000, …)`."""
-    signs = torch.rand(neurons, generator=torch.Generator().manual_seed(-1 - seed)).sub(0.5).sign()
+    signs = torch.rand(neurons, generator=torch.Generator().manual_seed(-1 - seed), device="cpu").sub(0.5).sign()
     return TwoLayer(signs.double(), sphere(POINTS, 2, [seed])[0, :neurons].double())
 
 
@@ -136,7 +136,7 @@ def teach(
     until the net's mass is that of the teacher, k, whatever α. The tangent model's are 1/(Mλ).
     """
     x = sphere(POINTS, 2, [seed])[0, len(teacher.a) :][:samples].double()
-    angles = torch.linspace(-math.pi, math.pi, ANGLES, dtype=torch.float64)
+    angles = torch.linspace(-math.pi, math.pi, ANGLES, dtype=torch.float64, device="cpu")
     circle = torch.stack([angles.cos(), angles.sin()], dim=-1)
     y, target = (_labels(loss, teacher(points)) for points in (x, circle))
     pair = Pair(net)
@@ -185,8 +185,10 @@ def teach(
         teacher=teacher,
         scale=scale,
         displacement=path.displacement[:, 0] / size,
-        drift=torch.tensor([kernel_drift(kernels[0], kernel) for kernel in kernels], dtype=torch.float64),
-        stability=torch.tensor([activation_stability(model, x, v, alpha).mean for v in own], dtype=torch.float64),
+        drift=torch.tensor([kernel_drift(kernels[0], kernel) for kernel in kernels], dtype=torch.float64, device="cpu"),
+        stability=torch.tensor(
+            [activation_stability(model, x, v, alpha).mean for v in own], dtype=torch.float64, device="cpu"
+        ),
         spectra=(start, Spectrum.of(kernels[-1])),
         diverged=(bool(path.diverged[0]), bool(path.diverged[1])),
     )

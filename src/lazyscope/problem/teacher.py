@@ -41,7 +41,7 @@ class Teacher:
         points = sphere(_NEURONS + train + test, dim, seeds)
         # No points and no student have a negative seed, so the signs are independent of them.
         random = [torch.Generator().manual_seed(-1 - seed) for seed in seeds]
-        signs = torch.stack([torch.rand(_NEURONS, generator=stream) for stream in random]).sub(0.5).sign()
+        signs = torch.stack([torch.rand(_NEURONS, generator=stream, device="cpu") for stream in random]).sub(0.5).sign()
         answer = TwoLayer(signs, points[:, :_NEURONS]).to(device)
         x, x_test = points[:, _NEURONS:].to(device).tensor_split((train,), dim=1)
         return Teacher(answer, x, answer(x), x_test, answer(x_test))

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from lazyscope._typing import Inputs
+from lazyscope.ambient import derivatives, exact_convolutions
 from lazyscope.errors import ModelError
 from lazyscope.model.base import Model, flatten
 from lazyscope.model.increment import Captured
@@ -91,7 +92,7 @@ class Assembly:
         if captured.memo.get(done):  # once for a graph is enough: it is the rules that are tried
             return
         captured.memo[done] = True
-        with torch.enable_grad():
+        with derivatives():
             leaves = [w.detach().requires_grad_() for w in model.params.values()]
             out = captured.module(*leaves, *model.state.values(), *flatten(first)[1]).flatten()
             out = out.to(next(iter(leaves)).dtype)
@@ -221,12 +222,6 @@ def _tiles(n: int, size: int) -> Iterator[slice]:
     return (slice(start, min(start + even, n)) for start in range(0, n, even))
 
 
-@contextlib.contextmanager
-def precision() -> Iterator[None]:
+def precision() -> contextlib.AbstractContextManager[None]:
     """Convolutions in TF32 only where products are: cuDNN's own default would cost three digits unasked."""
-    before = torch.backends.cudnn.allow_tf32
-    torch.backends.cudnn.allow_tf32 = before and torch.get_float32_matmul_precision() != "highest"
-    try:
-        yield
-    finally:
-        torch.backends.cudnn.allow_tf32 = before
+    return exact_convolutions if torch.get_float32_matmul_precision() == "highest" else contextlib.nullcontext()

@@ -70,7 +70,7 @@ class TiledMatrix(Symmetric):
         bounds = [self._count * part // self._parts for part in range(self._parts + 1)]
         products = [methodcaller("product", *bound) for bound in pairwise(bounds)]
         (total,) = sums_on_workers(self._client, factor, [products])
-        return torch.as_tensor(total, dtype=u.dtype)
+        return torch.as_tensor(total, dtype=u.dtype, device="cpu")
 
 
 @dataclass(frozen=True)
@@ -83,7 +83,7 @@ class Factor:
     def product(self, start: int, stop: int) -> Float64[Tensor, "N m"]:
         """What the tiles from `start` to `stop` of the upper triangle, and their mirror images, contribute."""
         k = self.tiles.shape[2]
-        out = torch.zeros(self.u.shape, dtype=torch.float64)
+        out = torch.zeros(self.u.shape, dtype=torch.float64, device="cpu")
         for i, j in list(self.tiles.upper())[start:stop]:
             rows, columns = self.tiles.rows(i), self.tiles.rows(j)
             block = as_matrix(torch.from_numpy(self.tiles[rows, columns]))
@@ -142,7 +142,7 @@ def block_eigenpairs(
         tolerance = 1e-10 if operator.dtype == torch.float64 else 1e-6
     width = min(size, count + 8)
     random = torch.from_numpy(np.random.default_rng(seed).standard_normal((size, width)))
-    basis = images = torch.zeros(size, 0, dtype=torch.float64)
+    basis = images = torch.zeros(size, 0, dtype=torch.float64, device="cpu")
     block: Tensor = torch.linalg.qr(random)[0]
     with Bar("top eigenvalues", total=1.0) as bar:
         for _ in range(products):
@@ -154,7 +154,7 @@ def block_eigenpairs(
             if basis.shape[1] + width > max(6 * width, 64):  # keep the best third and what was computed of it
                 vectors, values = vectors[:, : 2 * width], values[: 2 * width]
                 basis, images = basis @ vectors, images @ vectors
-                vectors = torch.eye(len(values), dtype=torch.float64)
+                vectors = torch.eye(len(values), dtype=torch.float64, device="cpu")
             found = basis @ vectors[:, :width]
             left = images @ vectors[:, :width] - found * values[:width]
             residuals = left.norm(dim=0)

@@ -19,6 +19,7 @@ from torch import Tensor, fx
 from torch.fx.node import map_arg
 
 from lazyscope._typing import Inputs
+from lazyscope.ambient import derivatives
 from lazyscope.errors import ModelError
 from lazyscope.model.base import Model, flatten
 from lazyscope.model.increment.base import FINE
@@ -262,7 +263,7 @@ class Circuit:
         self, leaves: Sequence[Tensor], cotangents: Tensor, into: dict[fx.Node, Tensor], rows: slice, together: int
     ) -> tuple[Tensor, ...]:
         n, k = len(leaves[0]), len(cotangents)
-        with torch.enable_grad():
+        with derivatives():
             shifts = tuple(_zeros(node, n).requires_grad_() for node in self.outputs)
             out, data = torch.vmap(self.run)(tuple(leaves), shifts, self._exact_values(leaves))
             out = out.to(cotangents.dtype)

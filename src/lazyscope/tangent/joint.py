@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from lazyscope._typing import Inputs
+from lazyscope.ambient import derivatives
 from lazyscope.memory import check_fits
 from lazyscope.model.base import Model, flatten
 from lazyscope.progress import track
@@ -34,7 +35,7 @@ def _jacobian(model: Model, x: Inputs, readout: Readout) -> tuple[dict[str, Tens
     """∂(cotangent · h(x_i))/∂w by parameter, (n, rows, p), and the number of outputs."""
     captured = model.graph(model.params, model.state, x)
     captured.check_limit()
-    with torch.enable_grad():
+    with derivatives():
         leaves = [w.detach().requires_grad_() for w in model.params.values()]
         out = captured.module(*leaves, *model.state.values(), *flatten(x)[1])
     n, k = len(out), out[0].numel()

@@ -30,6 +30,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from lazyscope.ambient import without_autocast
 from lazyscope.errors import InputError, ModelError
 from lazyscope.memory import Memory
 from lazyscope.tangent.direction import half_distance, refined, unit
@@ -46,6 +47,7 @@ NUMBERS = 24
 float32 where all inputs are parallel."""
 
 
+@without_autocast
 def limit_kernel(
     x1: Tensor,
     x2: Tensor | None = None,

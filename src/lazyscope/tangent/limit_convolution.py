@@ -13,6 +13,7 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.nn.functional import pad
 
+from lazyscope.ambient import without_autocast
 from lazyscope.errors import ModelError
 from lazyscope.memory import Memory
 from lazyscope.tangent.limit import (
@@ -30,6 +31,7 @@ from lazyscope.tangent.limit import (
 from lazyscope.tangent.pairwise import by_blocks
 
 
+@without_autocast
 def limit_kernel_convolution(
     x1: Tensor,
     x2: Tensor | None = None,

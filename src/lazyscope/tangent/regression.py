@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.nn.functional import one_hot
 
 from lazyscope._typing import Inputs
+from lazyscope.ambient import without_autocast
 from lazyscope.errors import InputError
 from lazyscope.labels import Target, as_target, check_classes
 from lazyscope.linalg.solve import Solution, conjugate_gradients
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
     import distributed
 
 
+@without_autocast
 def kernel_regression(
     tiles: KernelTiles,
     y: Target,
@@ -57,7 +59,7 @@ def kernel_regression(
         InputError: If the targets do not fit the kernel or hold NaN, or the ridge is not positive.
     """
     n, _, k, _ = tiles.shape
-    y = as_target(y, torch.empty(0, dtype=torch.float64))
+    y = as_target(y, torch.empty(0, dtype=torch.float64, device="cpu"))
     if not y.is_floating_point() and y.ndim == 1 and k > 1:
         check_classes(y, k)
         y = one_hot(y.long(), k)
@@ -89,6 +91,7 @@ class Regression:
     ridge: float
     single: bool
 
+    @without_autocast
     def predict(
         self,
         model: Model | nn.Module,

@@ -26,6 +26,7 @@ from jaxtyping import Float
 from torch import nn
 
 from lazyscope._typing import Inputs
+from lazyscope.ambient import without_autocast
 from lazyscope.errors import InputError, LazyscopeError, ModelError, StoreError
 from lazyscope.linalg.eigen import Eigenpairs
 from lazyscope.linalg.solve import Solution, conjugate_gradients
@@ -42,7 +43,7 @@ if TYPE_CHECKING:  # they take seconds to import, and few kernels are larger tha
     import distributed
 
 ONE_AT_A_TIME = threading.Lock()
-"""A Dask worker may have several threads; torch uses all cores for one tile, and tracing a model is not thread-safe."""
+"""A Dask worker may have several threads; but torch uses all cores for one tile."""
 
 _ATTEMPTS = 3
 """At sending a job whose holders have died."""
@@ -70,9 +71,8 @@ def tangent_kernel_to_zarr(
     missing = list(tiles.missing())
     total = tiles.count * (tiles.count + 1) // 2
     progress(total - len(missing), total)
-    before = total - len(missing)
     stored = _here(job, missing) if client is None else _on(client, job, missing)
-    for done, _ in enumerate(track(stored, "tangent kernel", len(missing)), before + 1):
+    for done, _ in enumerate(track(stored, "tangent kernel", len(missing)), total - len(missing) + 1):
         progress(done, total)
     for leftover in job.path.rglob("*.partial"):  # what kills left behind; a younger one may still have its writer
         with suppress(FileNotFoundError):
@@ -274,7 +274,7 @@ class Job:
     def recipe(self) -> dict[str, str | int | list[float]]:
         """What makes a kernel this one. Code cannot be hashed: outputs at three points stand for it, to rounding."""
         with torch.no_grad():
-            outputs = self.model(self.batches[slice(3)])
+            outputs = without_autocast(self.model)(self.batches[slice(3)])
         if not bool(outputs.isfinite().all()):
             raise ModelError("The model's outputs hold NaN or infinite values; check its initialisation.")
         return {

@@ -156,7 +156,7 @@ class Certificate:
         """The first bound, where the measurement came closest to it; unmeasured, at its last time."""
         if self.measurements:
             return self.measurements[0].bound
-        until = torch.tensor([self.bounds[0].until], dtype=torch.float64)
+        until = torch.tensor([self.bounds[0].until], dtype=torch.float64, device="cpu")
         return float(self.bounds[0].curve(until)[0])
 
     @property

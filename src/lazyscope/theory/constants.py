@@ -16,6 +16,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from lazyscope._typing import Inputs
+from lazyscope.ambient import without_autocast
 from lazyscope.errors import ModelError
 from lazyscope.linalg.bilinear import bilinear_norm
 from lazyscope.model.base import Model, flatten
@@ -174,11 +175,12 @@ class SampledConstants(Constants):
         jacobian = max(singular_values(self._model, part)[0] for part in single)
         return Pointwise(jacobian, lambda radius: max(self._largest(part, radius) for part in single))
 
+    @without_autocast
     def _largest(self, x: Inputs, radius: Number) -> float:
         random = torch.Generator().manual_seed(self._seed)
         found = bilinear_norm(SecondDerivative(self._model, x, batch=512).compact(), starts=_STARTS).value
         for _ in range(self._samples if radius else 0):
-            moves = {k: torch.randn(w.shape, generator=random).to(w) for k, w in self._model.params.items()}
+            moves = {k: _drawn(w, random) for k, w in self._model.params.items()}
             length = math.sqrt(sum(float(move.square().sum()) for move in moves.values()))
             moved = self._model.at({k: w + moves[k] * (radius / length) for k, w in self._model.params.items()})
             found = max(found, bilinear_norm(SecondDerivative(moved, x, batch=512).compact(), starts=_STARTS).value)
@@ -199,6 +201,7 @@ def constants_of(model: Studied, x: Inputs) -> Constants:
     raise ModelError(f"Constants need one model, not {type(model).__name__}; pass a Model or a TwoLayer.")
 
 
+@without_autocast
 def singular_values(model: Studied, x: Inputs) -> tuple[float, float]:
     """‖Dh(w₀)‖ and σ_min of Dh(w₀)ᵀ in F, from the dense kernel K/n; σ_min is 0 where it is rounding."""
     kernel = model.coordinates(x, centred=True).kernel().detach().double()
@@ -206,6 +209,10 @@ def singular_values(model: Studied, x: Inputs) -> tuple[float, float]:
     noise = 4 * math.sqrt(len(values)) * torch.finfo(torch.float64).eps * float(values[-1])
     least = float(values[0])
     return math.sqrt(float(values[-1])), math.sqrt(least) if least > noise else 0.0
+
+
+def _drawn(like: Tensor, random: torch.Generator) -> Tensor:
+    return torch.randn(like.shape, generator=random, dtype=torch.float32, device="cpu").to(like)
 
 
 def _crossing(function: Callable[[float], float], low: float, high: float) -> float:

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from lazyscope._typing import Inputs
+from lazyscope.ambient import without_autocast
 from lazyscope.labels import Target
 from lazyscope.loss import Loss
 from lazyscope.model.coordinates import Studied
@@ -26,6 +27,7 @@ _TAIL = 1e-2
 """The geometric phase is read off where the gradient is below this part of its start, and above rounding."""
 
 
+@without_autocast
 def over_parameterised(
     model: Studied | nn.Module,
     loss: Loss,
@@ -64,7 +66,7 @@ def over_parameterised(
     rho = 8 * kappa**1.5 * norm * gap / (s.alpha * sigma**2)
     steep = high * math.sqrt(kappa) * gap  # of ∇R along either flow, times its decay
     apart = stability_bound(2.5 * norm * bend * rho * steep, norm**2, sigma**2, low)
-    split = torch.linspace(0, 60 / rate, 4000, dtype=torch.float64)
+    split = torch.linspace(0, 60 / rate, 4000, dtype=torch.float64, device="cpu")
     rest = steep * (torch.exp(-rate * split) / rate + torch.exp(-4 * rate * split) / (4 * rate))
     second = float((high * apart * split + rest).min())
     weights = (bend * rho * steep / rate + norm * second) / s.alpha
@@ -155,6 +157,7 @@ class Decay:
         return Decay(float(-slope), float(level), 1 - missed / spread, float(size[-1]))
 
 
+@without_autocast
 def under_parameterised(
     model: Studied | nn.Module,
     loss: Loss,

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from lazyscope._typing import Inputs
+from lazyscope.ambient import without_autocast
 from lazyscope.errors import InputError, ScaleError
 from lazyscope.labels import Target, as_target
 from lazyscope.loss import Loss, Square
@@ -94,6 +95,7 @@ class Start:
         return Hypothesis("h(w₀) = 0", size <= _ZERO * scale, f"‖h(w₀)‖ = {size:.3g}")
 
 
+@without_autocast
 def general(
     model: Studied | nn.Module,
     loss: Loss,
@@ -141,6 +143,7 @@ def general(
     return Certificate("Theorem 2.2", (s.zero, smooth), s.known(radius, **{"C₁": c1, "C₂": c2}), tuple(bounds))
 
 
+@without_autocast
 def finite_horizon(
     model: Studied | nn.Module,
     x: Inputs,
@@ -202,7 +205,7 @@ def _unseen(s: Start, x: Inputs, displacement: Any, weights: Any, end: float) ->
     h(w) = w² in one dimension, w₀ = 1 and w_α = w̄_α the printed first term is 0, and f - f̄ = (w - w₀)² is not.
     """
     at = s.constants.at(x)
-    far = float(displacement(torch.tensor([end], dtype=torch.float64))[0])
+    far = float(displacement(torch.tensor([end], dtype=torch.float64, device="cpu"))[0])
     second = at.smoothness(far)
 
     def curve(t: Tensor) -> Tensor:

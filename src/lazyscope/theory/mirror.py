@@ -29,7 +29,7 @@ def entropy_bound(
         raise InputError("The lemma is about one nonnegative measure; index the family, or take the positive part.")
     shape = (len(start), len(answer), -1)
     distance = start.domain.distance(start.theta[:, None].expand(*shape), answer.theta[None].expand(*shape))
-    spread = torch.logspace(-2, 0.5, widths, dtype=torch.float64)
+    spread = torch.logspace(-2, 0.5, widths, dtype=torch.float64, device="cpu")
     bells = torch.softmax(-0.5 * (distance / spread[:, None, None]).square(), dim=1)  # (widths, m, spikes)
     weights = bells @ answer.weights
     values = torch.stack([functional.value(row, start.theta) for row in weights])

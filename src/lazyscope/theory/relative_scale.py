@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from lazyscope._typing import Inputs
+from lazyscope.ambient import full_precision, without_autocast
 from lazyscope.errors import InputError, LazyscopeError, ModelError, ScaleError
 from lazyscope.labels import Classes, Target, as_target, check_classes
 from lazyscope.linalg.bilinear import Bilinear, BilinearNorm, bilinear_norm
@@ -112,6 +113,8 @@ class RelativeScale:
         return "\n".join([*lines, *([f"  {self.notice}"] if self.notice else [])])
 
 
+@without_autocast
+@full_precision
 def relative_scale(
     model: Model | TwoLayer | nn.Module,
     x: Inputs,
@@ -203,7 +206,7 @@ def _assembled(
     if not jacobian > 0:
         raise ModelError("Dh(w₀) = 0: no output moves with the weights, and κ has no meaning; start elsewhere.")
     if notice:
-        warnings.warn(notice, KinkWarning, stacklevel=3)
+        warnings.warn(notice, KinkWarning, stacklevel=5)  # beyond both decorators
     return RelativeScale(
         initial=float(outputs.norm()) / root,
         target=float(y.norm()) / root,

@@ -72,7 +72,7 @@ def _stiff(rows: Tensor, tail: Tail, ends: np.ndarray, rtol: float) -> Tensor:
     def jacobian(now: float, state: np.ndarray) -> np.ndarray:
         margins = rows @ torch.from_numpy(state[:-1])
         clock = torch.exp(-log_risk(tail, margins) - state[-1])
-        block = torch.zeros(len(state), len(state), dtype=torch.float64)
+        block = torch.zeros(len(state), len(state), dtype=torch.float64, device="cpu")
         block[:-1, :-1] = -rows.T @ relaxed(*tail.forces(margins), rows)
         block[-1, :-1], block[-1, -1] = clock * (pressure(tail, margins) @ rows), -clock
         slope: np.ndarray = np.exp(now) * block.numpy()

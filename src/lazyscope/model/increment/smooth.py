@@ -38,9 +38,9 @@ def mean_slope(value: Callable[[Tensor], Tensor], slope: Callable[[Tensor], Tens
     """φ[a, a + step] from φ and φ'."""
     bound = small_step(a.dtype)
     near = step.clamp(-bound, bound)
-    by_quadrature = sum(w * slope(a + s * near) for s, w in zip(_NODES, _WEIGHTS, strict=True))
+    by_quadrature: Any = sum(w * slope(a + s * near) for s, w in zip(_NODES, _WEIGHTS, strict=True))
     far = torch.where(step.abs() > bound, step, torch.full_like(step, bound))
-    return torch.where(step.abs() > bound, (value(a + far) - value(a)) / far, torch.as_tensor(by_quadrature))
+    return torch.where(step.abs() > bound, (value(a + far) - value(a)) / far, by_quadrature)
 
 
 # ── divided differences ────────────────────────────────────────────────────────────────────────────────────────────
@@ -122,8 +122,8 @@ def _power(a: Tensor, step: Tensor, exponent: Number) -> Tensor:
     b = a + step
     if exponent == int(exponent) and 1 <= abs(exponent) <= 16:
         n = int(abs(exponent))
-        total = sum((a**k) * (b ** (n - 1 - k)) for k in range(n))
-        return torch.as_tensor(total) if exponent > 0 else -torch.as_tensor(total) / (a**n * b**n)
+        total: Tensor = sum((a**k) * (b ** (n - 1 - k)) for k in range(n))  # type: ignore[assignment]
+        return total if exponent > 0 else -total / (a**n * b**n)
     ratio = step / a  # a real power needs a > 0, as torch.pow does
     return a ** (exponent - 1.0) * quotient(torch.expm1(exponent * torch.log1p(ratio)), ratio, exponent)
 
@@ -196,5 +196,5 @@ def exponential(scale: Scale, _: Tensor, base: Any, exponent: Any) -> Tensor:
     if isinstance(base, Pair):
         log: Any = apply("log", scale, base)
     else:
-        log = torch.log(torch.as_tensor(base, dtype=torch.float64)).to(exponent.base)
+        log = torch.log(torch.as_tensor(base, dtype=torch.float64, device=exponent.base.device)).to(exponent.base)
     return apply("exp", scale, times(scale, exponent, log)).delta
