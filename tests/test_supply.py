@@ -131,5 +131,5 @@ def test_workflows_run_no_action_that_can_change() -> None:
 
 def test_security_is_explained() -> None:
     text = (ROOT / "SECURITY.md").read_text(encoding="utf-8")
-    for heading in ("## Report a vulnerability", "## What is promised", "## What is not"):
+    for heading in ("## Report a vulnerability", "## Guarantees", "## Limits of these guarantees"):
         assert heading in text
