@@ -63,7 +63,7 @@ def test_tokens_do_not_turn_reals_into_integers() -> None:
 
 @pytest.mark.parametrize("nonsense", [None, "abc", [[1.0], [1.0, 2.0]], ["a", "b"], [1j, 2j], [None, 1.0], {"a": 1}])
 def test_what_is_not_numbers_is_refused(nonsense: Any) -> None:
-    with pytest.raises(InputError, match=r"as many numbers|not numbers"):
+    with pytest.raises(InputError, match=r"the same shape|not numbers"):
         as_target(nonsense, torch.zeros(2, 2))
 
 
@@ -129,7 +129,11 @@ def test_a_minibatch_of_ignored_samples_has_loss_zero() -> None:
     [
         (CrossEntropy(), [1, IGNORED, 0], r"one is -100; .*CrossEntropy\(ignore_index=-100\)"),
         (CrossEntropy(ignore_index=IGNORED), [IGNORED] * 3, "All targets are -100"),
-        (CrossEntropy(ignore_index=IGNORED), [0, 2, IGNORED], "one is 2; relabel them or widen the model\\."),
+        (
+            CrossEntropy(ignore_index=IGNORED),
+            [0, 2, IGNORED],
+            r"one is 2; .* give the model more outputs\.",
+        ),
         (CrossEntropy(), [[0, 1], [1, 0], [0, 1]], r"target\.float\(\) for probabilities"),
     ],
 )

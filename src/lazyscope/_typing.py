@@ -1,4 +1,4 @@
-"""The types that appear in signatures across all floors."""
+"""The type aliases that appear in signatures throughout the package."""
 
 from __future__ import annotations
 
@@ -7,8 +7,11 @@ from typing import Any, TypeAlias
 
 from torch import Tensor
 
+Number: TypeAlias = float | int
+"""A real number. It is spelt out because run-time type checkers do not accept an int where a float is declared."""
+
 Params: TypeAlias = Mapping[str, Tensor]
-"""Parameters by name: the shape of `w`, of `v` and of every gradient."""
+"""Parameters by name. The weights `w`, the increment `v` and every gradient have this form."""
 
 Inputs: TypeAlias = Any
-"""What a model takes: a tensor, a tuple of tensors (positional) or a dict of tensors (by keyword)."""
+"""The inputs of a model: a tensor, a tuple of tensors (positional) or a dict of tensors (by keyword)."""

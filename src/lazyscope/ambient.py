@@ -1,7 +1,7 @@
-"""Torch's global state around a computation: what would change its numbers is switched off, and put back afterwards.
+"""Control of PyTorch's global state: settings that would change numerical results are disabled and restored afterwards.
 
-Some of these switches belong to the whole process. Several threads may need one at the same time, so it is counted who
-does: the first thread sets the switch, and the last one puts back what was there.
+Some of these settings apply to the whole process. Several threads may need one at the same time, so its users are
+counted: the first thread changes the setting, and the last one restores the previous value.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 _DEVICES = ("cpu", "cuda", "mps", "xpu")
-"""The kinds of device that have an autocast of their own."""
+"""The device types that have their own autocast state."""
 
 
 @final
 class Shared(ContextDecorator):
-    """A context manager around global state, entered by the first thread that needs it and left by the last.
+    """A context manager around global state, entered by the first thread that needs it and exited by the last.
 
     Args:
-        change: Makes the context manager that changes the state and puts it back.
+        change: A function that returns the context manager which changes the state and restores it.
     """
 
     def __init__(self, change: Callable[[], AbstractContextManager[Any]]) -> None:
@@ -72,20 +72,22 @@ def _exact_convolutions() -> Iterator[None]:
 
 
 full_precision = Shared(_highest)
-"""Products and convolutions of float32 tensors in float32: neither TF32 nor bfloat16."""
+"""A context in which matrix products and convolutions of float32 tensors use float32, not TF32 or bfloat16."""
 
 exact_convolutions = Shared(_exact_convolutions)
-"""Convolutions of float32 tensors in float32; products as they are."""
+"""A context in which convolutions of float32 tensors use float32; the precision of matrix products is unchanged."""
 
 
 def without_autocast(function: Callable[P, T]) -> Callable[P, T]:
-    """The function, computed in the precision of its arguments also inside of `torch.autocast`.
+    """Decorate a function so that `torch.autocast` does not affect it.
+
+    Inside the function, operations use the precision of their arguments even if the caller has enabled autocast.
 
     Args:
-        function: What measures something, whose numbers would lose digits.
+        function: The function to decorate, typically one whose results would lose precision under autocast.
 
     Returns:
-        The same function.
+        A function with the same signature.
     """
 
     @functools.wraps(function)
@@ -100,29 +102,31 @@ def without_autocast(function: Callable[P, T]) -> Callable[P, T]:
 
 
 def derivatives() -> torch.enable_grad:
-    """Where derivatives are taken, whatever the caller's grad mode is.
+    """Enable gradients, whatever the caller's grad mode is.
 
     Returns:
-        A context manager.
+        A context manager inside which derivatives can be computed.
 
     Raises:
-        ModelError: Inside of `torch.inference_mode()`, where torch takes none.
+        ModelError: If the call is inside `torch.inference_mode()`, where PyTorch cannot compute derivatives.
     """
     if torch.is_inference_mode_enabled():
         raise ModelError(
-            "torch.inference_mode() is on, and torch takes no derivatives inside of it; call this outside of it, or use"
-            " torch.no_grad() instead."
+            "torch.inference_mode() is enabled, and PyTorch cannot compute derivatives inside it; call this outside of"
+            " it, or use torch.no_grad() instead."
         )
     return torch.enable_grad()
 
 
 def ordinary(t: Tensor) -> Tensor:
-    """A tensor that autograd may save: itself, or a copy where it was made in inference mode and that is over.
+    """Return a tensor that autograd can save for the backward pass.
+
+    Autograd cannot save an inference tensor, that is, one created inside `torch.inference_mode()`.
 
     Args:
         t: Any tensor.
 
     Returns:
-        The tensor.
+        `t` itself, or a copy of it if it is an inference tensor and inference mode is off now.
     """
     return t.clone() if t.is_inference() and not torch.is_inference_mode_enabled() else t

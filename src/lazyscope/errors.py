@@ -1,36 +1,38 @@
-"""Errors that name the remedy.
+"""The exceptions that lazyscope raises.
 
-Each message is one sentence that says what is wrong and what to do about it; the command line prints
-just that sentence. Divergence is not an error: it is a `Status` of the trajectory.
+Each message is one sentence that states what is wrong and how to fix it; the command line prints only that
+sentence. Divergence of a training run is not an error: it is reported as the `Status` of the trajectory.
 """
 
 
 class LazyscopeError(Exception):
-    """Anything that lazyscope refuses, with the remedy in its message."""
+    """The base class of all exceptions that lazyscope raises. The message explains how to fix the problem."""
 
 
 class ModelError(LazyscopeError):
-    """The model cannot be studied as it is (training mode, no parameters, random or mutating forward)."""
+    """The model cannot be studied as it is (for example: it is in training mode, has no parameters, or its forward is
+    random or mutates state).
+    """
 
 
 class InputError(LazyscopeError):
-    """The data do not fit the model or the loss (shape, dtype, device, NaN)."""
+    """The data do not match the model or the loss (for example in shape, dtype or device), or contain NaN."""
 
 
 class ScaleError(LazyscopeError):
-    """The scale α is not a positive number, or is infinite where an uncentred output would be too."""
+    """The scale α is not a positive number, or it is infinite for a model that is not centred."""
 
 
 class OperationError(LazyscopeError):
-    """An operation of the user's forward has no increment and no fallback."""
+    """An operation in the model's forward pass has no increment rule and no fallback."""
 
 
 class StoreError(LazyscopeError):
-    """Results could not be written or read (disk full, read-only folder, damaged file)."""
+    """Results could not be written or read (for example: full disk, read-only folder, damaged file)."""
 
 
 class ExperimentError(LazyscopeError):
-    """No such experiment, or an experiment declared wrongly."""
+    """The experiment does not exist, is declared incorrectly, or failed."""
 
 
 class DataError(LazyscopeError):

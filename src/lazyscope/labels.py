@@ -1,4 +1,4 @@
-"""What losses take as targets: numbers, signs, classes; as tensors, arrays or nested lists."""
+"""The kinds of targets that losses accept: real numbers, signs and classes, as tensors, arrays or nested lists."""
 
 from __future__ import annotations
 
@@ -16,26 +16,27 @@ from torch import Tensor
 from lazyscope.errors import InputError
 
 Target: TypeAlias = Tensor | NDArray[Any] | Sequence[Any]
-"""Targets as users have them: a tensor, a NumPy array, or nested lists of numbers."""
+"""Targets as users pass them: a tensor, a NumPy array, or nested lists of numbers."""
 
 
 def as_target(y: Any, like: Tensor) -> Tensor:
-    """Targets as a tensor.
+    """Convert targets to a tensor.
 
     Args:
-        y: A tensor, which is returned as it is; or an array or nested list of numbers.
-        like: A tensor whose device an array goes to, and whose dtype its reals take; integers and booleans become
-            64-bit integers, as classes are.
+        y: The targets. A tensor is returned unchanged; an array or a nested list of numbers is converted.
+        like: A tensor that determines the device of the result, and its dtype if `y` contains floats. Integers and
+            booleans become 64-bit integers, the dtype of class indices.
 
     Returns:
-        The tensor.
+        The targets as a tensor.
 
     Raises:
-        InputError: If these are not numbers, or not in the shape of an array.
+        InputError: If `y` contains anything but numbers, or its rows have different lengths.
 
-    >>> as_target([[0.5], [1.0]], torch.zeros(2, 1)), as_target([2, 0], torch.zeros(2, 3)).dtype
-    (tensor([[0.5000],
-            [1.0000]]), torch.int64)
+    Example:
+        >>> as_target([[0.5], [1.0]], torch.zeros(2, 1)), as_target([2, 0], torch.zeros(2, 3)).dtype
+        (tensor([[0.5000],
+                [1.0000]]), torch.int64)
     """
     if isinstance(y, Tensor):
         return y
@@ -44,10 +45,10 @@ def as_target(y: Any, like: Tensor) -> Tensor:
     try:
         array = np.asarray(y)
     except ValueError as error:  # rows of different lengths
-        raise InputError(f"The targets do not make an array ({error}); give every sample as many numbers.") from error
+        raise InputError(f"The targets do not form an array ({error}); give every sample the same shape.") from error
     if array.dtype.kind not in "biuf":
         kind = type(y).__name__ if array.dtype.kind == "O" else f"{type(y).__name__} of {array.dtype}"
-        raise InputError(f"The targets are a {kind}, not numbers; pass a tensor or an array of reals or of classes.")
+        raise InputError(f"The targets are a {kind}, not numbers; pass a tensor or an array of numbers or classes.")
     if array.dtype.kind != "f":
         return torch.tensor(array.astype(np.int64), device=like.device)
     dtype = like.dtype if like.is_floating_point() else torch.get_default_dtype()
@@ -55,101 +56,184 @@ def as_target(y: Any, like: Tensor) -> Tensor:
 
 
 def check_classes(target: Tensor, k: int, ignore_index: int | None = None) -> None:
-    """Refuses class indices that name no output.
+    """Raise an error if a class index does not correspond to an output.
 
     Args:
-        target: Integers.
-        k: The number of outputs.
-        ignore_index: The index of positions that are left out, if any.
+        target: The class indices, an integer tensor of any shape.
+        k: The number of outputs, one per class.
+        ignore_index: The class index that marks targets to ignore. None means that no index is ignored.
 
     Raises:
-        InputError: If an index lies outside 0 … k-1 and is not ignored, or if all are ignored.
+        InputError: If an index is outside 0 … k-1 and is not ignored, or if all indices are ignored.
     """
     wrong = (target < 0) | (target >= k)
     if ignore_index is not None:
         ignored = target == ignore_index
         wrong = wrong & ~ignored
         if bool(ignored.all()):
-            raise InputError(f"All targets are {ignore_index}, which is ignored; pass some that are classes.")
+            raise InputError(f"All targets are {ignore_index}, which is ignored; pass at least one other class.")
     if bool(wrong.any()):
         first = int(target[wrong][0])
-        hint = f", or leave these out by ignore_index={first}, as in loss.CrossEntropy(ignore_index={first})"
+        hint = f", or ignore these targets with loss.CrossEntropy(ignore_index={first})"
         raise InputError(
-            f"Class indices must lie in 0 … {k - 1}, but one is {first}; relabel them or widen the model"
+            f"Class indices must be in 0 … {k - 1}, but one is {first}; relabel them or give the model more outputs"
             f"{hint if first < 0 else ''}."
         )
 
 
 class Labels(ABC):
-    """What a loss takes as targets, where the last dimension of the outputs has size k."""
+    """The kind of targets that a loss accepts, for outputs whose last dimension has size k."""
 
     @abstractmethod
     def check(self, target: Tensor, k: int) -> None:
-        """Refuses labels that the loss does not take; the target is known to be finite."""
+        """Raise an error if the loss does not accept these targets.
+
+        Args:
+            target: The targets, which are known to be finite.
+            k: The size of the last dimension of the outputs.
+
+        Raises:
+            InputError: If the loss does not accept the targets.
+        """
 
     @abstractmethod
     def encode(self, target: Tensor, k: int) -> Tensor:
-        """The target in the shape of the outputs."""
+        """Convert the targets to the shape of the outputs.
+
+        Args:
+            target: The targets, which `check` accepts.
+            k: The size of the last dimension of the outputs.
+
+        Returns:
+            The encoded targets, of shape `(n, *out)`.
+        """
 
     def weighted(self, encoded: Tensor, ndim: int) -> Tensor:
-        """An encoded target with the weight of each sample, where some do not count; `ndim` counts (n, *out)."""
+        """Multiply the encoded targets by the weight of their samples, if some samples are ignored.
+
+        Args:
+            encoded: The encoded targets, of shape `(..., n, *out)`.
+            ndim: The number of dimensions of `(n, *out)`.
+
+        Returns:
+            The weighted targets, of the same shape.
+        """
         return encoded
 
     def counted(self, encoded: Tensor) -> Tensor | None:
-        """Which outputs count, in the shape of the encoded target; None where all do."""
+        """Find the outputs that contribute to the loss.
+
+        Args:
+            encoded: The encoded targets.
+
+        Returns:
+            A boolean tensor in the shape of `encoded`, or None if all outputs contribute.
+        """
         return None
 
 
 @final
 class Reals(Labels):
-    """Any numbers."""
+    """Any real numbers."""
 
     def check(self, target: Tensor, k: int) -> None:
-        """All is well."""
+        """Accept all targets.
+
+        Args:
+            target: The targets.
+            k: The size of the last dimension of the outputs.
+        """
 
     def encode(self, target: Tensor, k: int) -> Tensor:
-        """As it is."""
+        """Return the targets unchanged.
+
+        Args:
+            target: The targets.
+            k: The size of the last dimension of the outputs.
+
+        Returns:
+            `target`.
+        """
         return target
 
 
 @final
 class Signs(Labels):
-    """-1 and +1."""
+    """The labels -1 and +1."""
 
     def check(self, target: Tensor, k: int) -> None:
-        """Refuses 0 and 1, which would pass silently for a margin."""
+        """Raise an error unless all labels are -1 or +1. Labels 0 and 1 would silently give a wrong loss.
+
+        Args:
+            target: The labels.
+            k: The size of the last dimension of the outputs.
+
+        Raises:
+            InputError: If a label is neither -1 nor +1.
+        """
         if not bool(((target == 1) | (target == -1)).all()):
-            raise InputError("This loss takes labels -1 and +1; turn labels 0 and 1 into 2 * target - 1.")
+            raise InputError("This loss takes labels -1 and +1; convert labels 0 and 1 with 2 * target - 1.")
 
     def encode(self, target: Tensor, k: int) -> Tensor:
-        """As it is."""
+        """Return the targets unchanged.
+
+        Args:
+            target: The targets.
+            k: The size of the last dimension of the outputs.
+
+        Returns:
+            `target`.
+        """
         return target
 
 
 @final
 @dataclass(frozen=True)
 class Classes(Labels):
-    """Integers 0 … k-1, without the last dimension of the outputs, or floats: probabilities along it.
+    """Class indices or class probabilities.
 
-    An integer that is `ignore_index` is encoded as zeros, so that what is linear in the target leaves it out.
+    Class indices are integers 0 … k-1, in the shape of the outputs without the last dimension. Probabilities are
+    floats in the shape of the outputs, and sum to one along the last dimension. A target equal to `ignore_index` is
+    encoded as zeros, so it does not contribute to a quantity that is linear in the target.
+
+    Args:
+        ignore_index: The class index that marks targets to ignore. None means that no index is ignored.
     """
 
     ignore_index: int | None = None
 
     def check(self, target: Tensor, k: int) -> None:
-        """Refuses indices beyond the outputs, and floats that are no probabilities."""
+        """Raise an error if an index has no output, or if floats are not probabilities.
+
+        Args:
+            target: The class indices or probabilities.
+            k: The number of classes.
+
+        Raises:
+            InputError: If the targets are not classes or probabilities, or if there is only one output.
+        """
         if k < 2:
-            raise InputError("Cross-entropy needs an output for each of two or more classes; use Logistic for one.")
+            raise InputError(
+                "Cross-entropy needs at least two outputs, one per class; use Logistic for a single output."
+            )
         if not target.is_floating_point():
             check_classes(target, k, self.ignore_index)
         elif bool((target < 0).any()) or bool(((target.sum(-1) - 1).abs() > 1e-4).any()):
             raise InputError(
-                "Cross-entropy reads floats as probabilities, and these do not sum to one; pass target.long() for"
-                " classes, or probabilities."
+                "Cross-entropy interprets floats as probabilities, but some are negative or do not sum to one;"
+                " pass probabilities, or target.long() if the targets are classes."
             )
 
     def encode(self, target: Tensor, k: int) -> Tensor:
-        """As probabilities."""
+        """Convert class indices to probabilities, that is, to one-hot vectors.
+
+        Args:
+            target: The class indices or probabilities.
+            k: The number of classes.
+
+        Returns:
+            The probabilities, of shape `(..., k)`.
+        """
         if target.is_floating_point():
             return target
         if self.ignore_index is None:
@@ -158,7 +242,17 @@ class Classes(Labels):
         return F.one_hot(torch.where(kept, target, 0).long(), k) * kept[..., None]
 
     def weighted(self, encoded: Tensor, ndim: int) -> Tensor:
-        """Times n/n', where n' of the n samples have a target that is not ignored: the mean over n is then over n'."""
+        """Multiply by n/n', where n' of the n samples have a target that is not ignored.
+
+        The mean over all n samples is then the mean over these n' samples.
+
+        Args:
+            encoded: The encoded targets, of shape `(..., n, *out)`.
+            ndim: The number of dimensions of `(n, *out)`.
+
+        Returns:
+            The weighted targets, of the same shape.
+        """
         if self.ignore_index is None:
             return encoded
         present = encoded.flatten(encoded.ndim - ndim + 1).ne(0).any(-1)
@@ -166,7 +260,14 @@ class Classes(Labels):
         return encoded * factor.reshape(*factor.shape, *[1] * (ndim - 1))
 
     def counted(self, encoded: Tensor) -> Tensor | None:
-        """All but the ignored."""
+        """Find the outputs whose target is not ignored.
+
+        Args:
+            encoded: The encoded targets.
+
+        Returns:
+            A boolean tensor in the shape of `encoded`, or None if no target is ignored.
+        """
         if self.ignore_index is None:
             return None
         kept = encoded.ne(0).any(-1, keepdim=True)

@@ -1,4 +1,4 @@
-"""Memory: what users write for it, how much there is, and results that are refused because they would not fit."""
+"""Memory: parsing amounts of it, measuring how much is free, and refusing results that would not fit."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ import torch
 from lazyscope.errors import InputError
 
 Memory: TypeAlias = int | float | str
-"""Bytes, or a text such as "2GB" or "512MiB"."""
+"""An amount of memory: a number of bytes, or a string such as "2GB" or "512MiB"."""
 
 _UNITS = {letter: power for power, letter in enumerate(("", "k", "m", "g", "t"))}
 _TEXT = re.compile(r"\s*([0-9]*\.?[0-9]+|[0-9]+\.)(?:e\+?([0-9]{1,2}))?\s*([kmgt]?)(i?)b?\s*", re.IGNORECASE)
 
 _SMALL = 1 << 26
-"""Bytes below which nothing is checked: finding out how much is free takes a tenth of a millisecond."""
+"""Results of at most this many bytes are not checked, because finding out how much memory is free takes 0.1 ms."""
 
 KERNEL_REMEDY = (
     'pass outputs="trace" for the (n, n) kernel, use TangentOperator or spectrum(top=…), which never form it, or write'
@@ -30,20 +30,22 @@ KERNEL_REMEDY = (
 
 
 def parse_memory(memory: Any) -> int | None:
-    """A bound on memory in bytes.
+    """Convert an amount of memory to bytes.
 
     Args:
-        memory: A number of bytes, or a text with a unit: "2GB" is 2·10⁹ bytes, "2GiB" is 2·2³⁰, "512MB", "1.5 TB", "4G"
-            (as "4GB") and "1000000" are understood, in upper and lower case. None means that no bound was given.
+        memory: A number of bytes, or a string with a unit: "2GB" is 2·10⁹ bytes and "2GiB" is 2·2³⁰ bytes. "512MB",
+            "1.5 TB", "4G" (the same as "4GB") and "1000000" are also accepted, in upper or lower case. None means that
+            there is no bound.
 
     Returns:
-        The number of bytes, or None if none was given.
+        The number of bytes, or None if `memory` is None.
 
     Raises:
-        InputError: If it is not a positive, finite amount of at least one byte.
+        InputError: If `memory` is not a finite amount of at least one byte.
 
-    >>> parse_memory("2GB"), parse_memory("1.5GiB"), parse_memory(2**30), parse_memory(None)
-    (2000000000, 1610612736, 1073741824, None)
+    Example:
+        >>> parse_memory("2GB"), parse_memory("1.5GiB"), parse_memory(2**30), parse_memory(None)
+        (2000000000, 1610612736, 1073741824, None)
     """
     if memory is None:
         return None
@@ -53,7 +55,7 @@ def parse_memory(memory: Any) -> int | None:
     return int(amount)
 
 
-_REMEDY = 'pass a number of bytes or a text such as memory="2GB"'
+_REMEDY = 'pass a number of bytes or a string such as memory="2GB"'
 
 
 def _amount(text: str) -> float | int:
@@ -62,7 +64,7 @@ def _amount(text: str) -> float | int:
         raise InputError(f"memory={text!r} is not an amount of memory; {_REMEDY}.")
     number, exponent, unit, binary = match.groups()
     if binary and not unit:
-        raise InputError(f"memory={text!r} has no unit in front of 'i'; {_REMEDY}.")
+        raise InputError(f"memory={text!r} has no unit before 'i'; {_REMEDY}.")
     scale: int = (1024 if binary else 1000) ** _UNITS[unit.lower()]
     return float(f"{number}e{exponent or 0}") * scale
 
@@ -77,13 +79,13 @@ def _number(memory: Any) -> float:
 
 
 def free_memory(device: torch.device | str) -> int | None:
-    """Bytes that can still be allocated.
+    """Find out how much memory can still be allocated on a device.
 
     Args:
-        device: Where: a GPU, or the CPU, where the limit of a container (control group) counts too.
+        device: A CUDA device or the CPU. On the CPU, the memory limit of a container (control group) is respected.
 
     Returns:
-        The number of bytes, or None where it cannot be found out.
+        The number of bytes, or None if it cannot be determined.
     """
     device = torch.device(device)
     if device.type == "cuda":
@@ -96,17 +98,18 @@ def free_memory(device: torch.device | str) -> int | None:
 
 
 def default_memory(device: torch.device, bounds: Mapping[str, int]) -> int:
-    """What a computation may use beside its result where nobody says.
+    """Choose how much memory a computation may use, besides its result, if the user sets no limit.
 
     Args:
-        device: Where it runs.
-        bounds: The bytes that it makes good use of, for "cpu" at least and other types of devices.
+        device: The device on which the computation runs.
+        bounds: The number of bytes beyond which more memory does not help, by device type. It must contain "cpu",
+            which is used for device types that it does not contain.
 
     Returns:
-        That number, or half of what is free if this is less.
+        The bound for this device, or half of the free memory if that is less.
     """
     now, name = time.monotonic(), str(device)
-    if name not in _recent or now - _recent[name][0] > 1:  # asked once a second: it takes longer than a small kernel
+    if name not in _recent or now - _recent[name][0] > 1:  # once per second: it takes longer than a small kernel
         _recent[name] = now, free_memory(device)
     free = _recent[name][1]
     bound = bounds.get(device.type, bounds["cpu"])
@@ -114,7 +117,7 @@ def default_memory(device: torch.device, bounds: Mapping[str, int]) -> int:
 
 
 _recent: dict[str, tuple[float, int | None]] = {}
-"""When it was last asked how much is free on a device, and the answer."""
+"""The time of the last measurement of the free memory, and its result, by device."""
 
 
 def check_fits(
@@ -126,21 +129,22 @@ def check_fits(
     copies: float | int = 1,
     instead: str = KERNEL_REMEDY,
 ) -> None:
-    """Refuses a result that will not fit into memory, before anything is computed.
+    """Raise an error if a result would not fit into memory, before anything is computed.
 
     Args:
         shape: The shape of the result.
-        dtype: Its data type.
-        device: Where it will be.
-        what: Its name, with which the message begins.
-        copies: How many tensors of this size are alive at the peak, the result included.
-        instead: What to do instead, with which the message ends.
+        dtype: The data type of the result.
+        device: The device on which the result will be.
+        what: The name of the result, with which the error message begins.
+        copies: The number of tensors of this size that exist at the peak, including the result.
+        instead: What to do instead, with which the error message ends.
 
     Raises:
-        InputError: If the memory that is free does not hold it; the message says how large it is, how much is free, and
-            what to do instead.
+        InputError: If the result does not fit into the free memory. The message states the size of the result, how
+            much memory is free, and what to do instead.
 
-    >>> check_fits((100, 100, 10, 10), torch.float32, "cpu")
+    Example:
+        >>> check_fits((100, 100, 10, 10), torch.float32, "cpu")
     """
     size = math.prod(shape) * dtype.itemsize
     if size * copies <= _SMALL:
@@ -151,21 +155,22 @@ def check_fits(
     needed = "" if copies == 1 else f" and computing it {size_text(size * copies)}"
     raise InputError(
         f"{what}, of shape {tuple(shape)} in {str(dtype).removeprefix('torch.')}, takes {size_text(size)}{needed}, but"
-        f" {size_text(free)} of memory are free on {device}; {instead}."
+        f" only {size_text(free)} of memory are free on {device}; {instead}."
     )
 
 
 def size_text(size: float | int) -> str:
-    """A number of bytes in words.
+    """Format a number of bytes for a message.
 
     Args:
-        size: The number.
+        size: The number of bytes.
 
     Returns:
-        Such as "1.44 TB", with powers of 1000.
+        The number with a unit, such as "1.07 GB". Units are powers of 1000.
 
-    >>> size_text(1.44e12), size_text(2**30), size_text(12)
-    ('1440 GB', '1.07 GB', '12 bytes')
+    Example:
+        >>> size_text(1.44e12), size_text(2**30), size_text(12)
+        ('1440 GB', '1.07 GB', '12 bytes')
     """
     for unit, scale in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
         if size >= scale / 2:
@@ -174,7 +179,7 @@ def size_text(size: float | int) -> str:
 
 
 def _free_here() -> int | None:
-    """What Linux says is available without swapping; elsewhere free pages."""
+    """Return the memory that is available without swapping on Linux, and the size of the free pages elsewhere."""
     try:
         for line in Path("/proc/meminfo").read_text(encoding="ascii").splitlines():
             if line.startswith("MemAvailable:"):
@@ -188,19 +193,19 @@ def _free_here() -> int | None:
 
 
 def _free_in_container(root: Path = Path("/sys/fs/cgroup")) -> int | None:
-    """What the limit of the control group leaves; files that it has read can be dropped. Both versions of the files."""
+    """Return what the limit of the control group (version 1 or 2) leaves, counting cached files as free."""
     for folder, limit, used, file in (
         (root, "memory.max", "memory.current", "inactive_file"),
         (root / "memory", "memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
     ):
         try:
             most = int((folder / limit).read_text(encoding="ascii"))
-            if most >= 1 << 60:  # no limit, as the older version writes it
+            if most >= 1 << 60:  # how version 1 writes "no limit"
                 continue
             taken = int((folder / used).read_text(encoding="ascii"))
             lines = [line.split() for line in (folder / "memory.stat").read_text(encoding="ascii").splitlines()]
             files = next((int(count) for name, count in lines if name == file), 0)
             return max(0, most - taken + files)
-        except (OSError, ValueError):  # no such group, or "max": no limit
+        except (OSError, ValueError):  # there is no such group, or "max", which means no limit
             continue
     return None

@@ -1,13 +1,13 @@
-"""One line on the terminal, with the time left, for whatever takes longer than two seconds.
+"""A progress line on the terminal, with the remaining time, for computations that take longer than two seconds.
 
     with Bar("tangent kernel", total=len(tiles)) as bar:
         for tile in tiles:
             ...
             bar.advance()
 
-The line appears on stderr after two seconds, and is cleared at the end. Nothing is shown where stderr is not a
+The line appears on stderr after two seconds and is cleared at the end. Nothing is shown if stderr is not a
 terminal, in worker processes, in threads other than the main one, inside another bar (the outermost one is shown),
-inside `quiet()`, or where the environment variable LAZYSCOPE_QUIET is set to anything but 0.
+inside `quiet()`, or if the environment variable LAZYSCOPE_QUIET is set to a value other than 0.
 """
 
 from __future__ import annotations
@@ -23,28 +23,30 @@ from contextlib import contextmanager
 from types import TracebackType
 from typing import Any, TypeVar, final
 
+from lazyscope._typing import Number
+
 DELAY = 2.0
-"""Seconds before a bar is shown."""
+"""The number of seconds before a bar is shown."""
 
 VARIABLE = "LAZYSCOPE_QUIET"
 
-Number = float | int
 Item = TypeVar("Item")
 
 _hushed = 0
-"""How many bars and `quiet()` blocks are open, inside of which no bar is shown."""
+"""The number of open bars and `quiet()` blocks, inside which no further bar is shown."""
 
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """Shows no progress inside the block.
+    """Show no progress inside the block.
 
     Returns:
         A context manager.
 
-    >>> with quiet(), Bar("nothing is shown") as bar:
-    ...     bar.shown
-    False
+    Example:
+        >>> with quiet(), Bar("nothing is shown") as bar:
+        ...     bar.shown
+        False
     """
     global _hushed
     _hushed += 1
@@ -56,20 +58,21 @@ def quiet() -> Iterator[None]:
 
 @final
 class Bar:
-    """Progress of one computation, a context manager.
+    """A context manager that shows the progress of one computation.
 
-    `advance` and `reach` only store a number, so that they can be called in any loop; a thread draws the line.
+    `advance` and `reach` only store a number, so they are cheap enough for any loop. A separate thread draws the line.
 
     Args:
-        title: What is computed, such as "tangent kernel".
-        total: How much there is to do, in any unit, or None where that is not known: then the line shows the time
-            that has passed.
+        title: The name of the computation, such as "tangent kernel".
+        total: The total amount of work, in any unit. If it is None, the amount is unknown and the line shows the
+            elapsed time.
 
-    >>> with Bar("squares", total=3) as bar:
-    ...     for i in range(3):
-    ...         bar.advance()
-    >>> bar.done
-    3
+    Example:
+        >>> with Bar("squares", total=3) as bar:
+        ...     for i in range(3):
+        ...         bar.advance()
+        >>> bar.done
+        3
     """
 
     def __init__(self, title: str, total: Number | None = None) -> None:
@@ -83,22 +86,22 @@ class Bar:
 
     @property
     def shown(self) -> bool:
-        """Whether the line is on the terminal now."""
+        """Whether the line is currently on the terminal."""
         return self._live is not None
 
     def advance(self, amount: Number = 1) -> None:
-        """Reports that more was done.
+        """Add to the amount of work done.
 
         Args:
-            amount: By how much, in the unit of `total`.
+            amount: The amount to add, in the unit of `total`.
         """
         self.done += amount
 
     def reach(self, done: Number) -> None:
-        """Reports how much was done in all.
+        """Set the amount of work done.
 
         Args:
-            done: The amount, in the unit of `total`.
+            done: The amount done since the start, in the unit of `total`.
         """
         self.done = done
 
@@ -128,16 +131,16 @@ class Bar:
             live.stop()
 
     def _show(self) -> None:
-        from rich.console import Console  # only here: it takes a tenth of a second to import
+        from rich.console import Console  # imported here because it takes 0.1 s
         from rich.live import Live
 
         with self._lock:
-            if self._timer is not None:  # else it ended meanwhile
+            if self._timer is not None:  # otherwise the block has ended in the meantime
                 self._live = Live(
                     get_renderable=self._line,
                     console=Console(stderr=True),
                     transient=True,
-                    redirect_stdout=sys.stdout.isatty(),  # what goes to a file must not go to the terminal instead
+                    redirect_stdout=sys.stdout.isatty(),  # output redirected to a file must stay in the file
                 )
                 self._live.start()
 
@@ -154,14 +157,14 @@ class Bar:
         return line
 
     def words(self, elapsed: Number) -> str:
-        """What the line says after its title.
+        """Format the text that follows the title of the line.
 
         Args:
-            elapsed: Seconds since the start.
+            elapsed: The number of seconds since the start.
 
         Returns:
-            The percentage and the time left, as if the rest went as fast as the mean so far; or the time that has
-            passed where nothing is known.
+            The percentage done and the time left, extrapolated from the mean speed so far; or the elapsed time if the
+            total is unknown or nothing is done yet.
         """
         if not self.total or self.done <= 0:
             return f"{_clock(elapsed)} so far"
@@ -170,18 +173,19 @@ class Bar:
 
 
 def track(items: Iterable[Item], title: str, total: Number | None = None) -> Iterator[Item]:
-    """The items one by one, with a bar that advances by 1 after each of them.
+    """Iterate over items and show a bar that advances by 1 after each of them.
 
     Args:
-        items: What a loop runs through.
-        title: What is computed.
-        total: The number of items; found by `len` where they have one.
+        items: The items to iterate over.
+        title: The name of the computation.
+        total: The number of items. By default it is `len(items)` if `items` has a length, and unknown otherwise.
 
     Returns:
         An iterator over the items.
 
-    >>> sum(track([1, 2, 3], "sum"))
-    6
+    Example:
+        >>> sum(track([1, 2, 3], "sum"))
+        6
     """
     if total is None and isinstance(items, Sized):
         total = len(items)
@@ -192,17 +196,19 @@ def track(items: Iterable[Item], title: str, total: Number | None = None) -> Ite
 
 
 def fallen(error: Number, tolerance: Number) -> float:
-    """How far an iteration has come whose relative error falls geometrically from 1 to a tolerance.
+    """Compute the progress of an iteration whose relative error decreases geometrically from 1 to a tolerance.
 
     Args:
-        error: The relative error now.
-        tolerance: Where the iteration stops.
+        error: The current relative error.
+        tolerance: The relative error at which the iteration stops.
 
     Returns:
-        log(error)/log(tolerance) between 0 and 1, for the `total` 1 of a bar; 0 where that says nothing.
+        log(error)/log(tolerance), clipped to [0, 1], for a bar with `total=1`. It is 0 if the error is not below 1 or
+        the tolerance is not between 0 and 1.
 
-    >>> fallen(1e-3, 1e-6)
-    0.5
+    Example:
+        >>> fallen(1e-3, 1e-6)
+        0.5
     """
     if not (0 < tolerance < 1 and 0 <= error < 1):
         return 0.0
@@ -210,16 +216,16 @@ def fallen(error: Number, tolerance: Number) -> float:
 
 
 def _watched() -> bool:
-    """Whether someone looks at the stderr of this thread."""
+    """Return whether this thread may draw on stderr, and stderr is a terminal."""
     try:
         terminal = sys.stderr is not None and sys.stderr.isatty()
-    except ValueError:  # it is closed
+    except ValueError:  # stderr is closed
         return False
     return (
         terminal
         and os.environ.get("TERM") != "dumb"
         and os.environ.get(VARIABLE, "0") in ("", "0")
-        and os.environ.get("RANK", "0") == "0"  # of several processes that torchrun starts, the first speaks
+        and os.environ.get("RANK", "0") == "0"  # under torchrun, only the first process shows progress
         and threading.current_thread() is threading.main_thread()
         and multiprocessing.parent_process() is None
     )

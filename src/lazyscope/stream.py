@@ -1,4 +1,4 @@
-"""Independent random numbers for the parts of one trial: its task, its samples, its net."""
+"""Independent random number streams for the parts of one trial: its task, its samples, its network."""
 
 from __future__ import annotations
 
@@ -9,15 +9,28 @@ from lazyscope.errors import InputError
 
 
 def stream(seed: int, part: int, device: torch.device | str = "cpu") -> torch.Generator:
-    """A generator for one part of what a seed draws; on the CPU, the same numbers on every machine.
+    """Create a random number generator for one part of a trial.
 
-    Not `manual_seed(seed + (part << 32))`: torch's CPU generator reads the low 32 bits of a seed only, so that would
-    be one stream for all parts. NumPy's `SeedSequence` mixes both numbers into those bits.
+    Generators with different `part` are independent, although they share a seed. They are not seeded with
+    `manual_seed(seed + (part << 32))`, because PyTorch's CPU generator uses only the low 32 bits of a seed, so all
+    parts would share one stream. NumPy's `SeedSequence` mixes both numbers into those bits.
 
-    >>> a, b = (torch.rand(1, generator=stream(0, part)) for part in (0, 1))
-    >>> bool(a == b)
-    False
+    Args:
+        seed: The seed of the trial, a non-negative integer.
+        part: The index of the part, a non-negative integer.
+        device: The device of the generator. On the CPU it produces the same numbers on every machine.
+
+    Returns:
+        The generator.
+
+    Raises:
+        InputError: If `seed` or `part` is negative.
+
+    Example:
+        >>> a, b = (torch.rand(1, generator=stream(0, part)) for part in (0, 1))
+        >>> bool(a == b)
+        False
     """
     if seed < 0 or part < 0:
-        raise InputError(f"Seed {seed} and part {part} name no stream; take numbers from 0 on.")
+        raise InputError(f"seed and part must be non-negative, but they are {seed} and {part}; pass integers from 0.")
     return torch.Generator(device).manual_seed(int(np.random.SeedSequence((seed, part)).generate_state(1)[0]))

@@ -127,7 +127,7 @@ def test_a_worker_that_holds_old_code_gets_no_work(
     assert run(experiment, "quick", Store(tmp_path), device=CPU, executor=cluster).holds
     (tmp_path / "edited.py").write_text(text.replace("x**2", "x**3"))
     with (
-        pytest.warns(ClusterNote, match="go on without it"),
+        pytest.warns(ClusterNote, match="continue without it"),
         pytest.raises(LazyscopeError, match=r"edited\.py has changed since worker tls://.* was started.*; restart it"),
     ):
         run(experiment, "quick", Store(tmp_path), device=CPU, executor=cluster)
@@ -311,7 +311,7 @@ def test_devices(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
     assert cluster.device("cpu") == CPU
     if not torch.cuda.is_available():
         assert cluster.device("auto") == CPU
-        with pytest.raises(LazyscopeError, match=r"Worker tls://.* sees no CUDA device; .* --device cpu"):
+        with pytest.raises(LazyscopeError, match=r"Worker tls://.* has no CUDA device; .* --device cpu"):
             cluster.device("cuda")
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3,5")

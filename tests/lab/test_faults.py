@@ -139,7 +139,7 @@ def test_workers_with_other_code_get_no_work(
     remedy = r"Worker tcp://127\.0\.0\.1:\d+ .*; install .* and restart it\."
     with (
         cluster_at(farm.address) as cluster,
-        pytest.warns(ClusterNote, match="go on without it"),
+        pytest.warns(ClusterNote, match="continue without it"),
         pytest.raises(LazyscopeError, match=remedy),
     ):
         run(toy, "quick", Store(tmp_path / "none"), device=CPU, executor=cluster)
@@ -151,7 +151,7 @@ def test_workers_with_other_code_get_no_work(
         assert run(toy, "quick", store, device=CPU, executor=cluster).holds
     said = [str(note.message) for note in notes]
     assert len(said) == 3
-    for reason in ("has lazyscope 0.0.9, and this client", "cannot load lazyscope", "has other code behind 'toy'"):
+    for reason in ("has lazyscope 0.0.9, but the client", "cannot load lazyscope", "the code of 'toy' or the release"):
         assert sum(reason in text for text in said) == 1
     assert_as_serial(toy, store.root, tmp_path)
 

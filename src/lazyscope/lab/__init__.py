@@ -1,4 +1,4 @@
-"""The lab: runs trials, stores each as it ends, draws the figure, judges the claims, writes the report."""
+"""The lab runs the trials of experiments, stores their results, draws figures, checks claims and writes the report."""
 
 from lazyscope.lab.experiment import Claim, Experiment, Params, Result, Trial, Trials
 

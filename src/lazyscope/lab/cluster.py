@@ -1,10 +1,10 @@
-"""Trials on Dask workers: processes of this machine's own, or a cluster known by its address.
+"""Executors that run trials on Dask workers: local processes, or an existing cluster given by its address.
 
-Workers measure; results come back and are stored here, by one writer. So a worker needs no disk in common with this
-machine, a result that was computed twice is stored once, and whatever dies, what is stored is stored.
+Workers run trials and return the results; only the client writes to the store. Therefore workers need no shared disk, a
+result that is computed twice is stored once, and stored results survive the death of any process.
 
-Whoever reaches a Dask scheduler can run code. So the processes of this machine's own speak TLS, with keys that exist
-only in their memory: another user of the machine can connect to their ports, and gets no further.
+Anyone who can connect to a Dask scheduler can run code. Therefore the local processes communicate over TLS, with keys
+that exist only in their memory: other users of the machine can open a connection to their ports, but are rejected.
 """
 
 from __future__ import annotations
@@ -30,26 +30,26 @@ from lazyscope.lab.crew import PATIENCE, Crew
 from lazyscope.lab.executor import Drawn, Ended, Task
 from lazyscope.lab.outcome import View
 
-if TYPE_CHECKING:  # it takes a second to import, and comes with an extra
+if TYPE_CHECKING:  # it takes a second to import, and belongs to an extra
     import distributed
 
 _PLENTY = 4
-"""Chunks a worker, from which on there is enough for everybody without cutting any."""
+"""With at least this number of chunks per worker, chunks are not split further."""
 
 _KNOCK = 5.0
-"""Seconds to wait until somebody listens at an address."""
+"""The number of seconds to wait for a connection to an address."""
 
 _FAREWELL = 1.0
-"""Seconds that workers get to close when the run was interrupted; they have been killed before."""
+"""The number of seconds to wait for the cluster to close after an interrupt, when its workers are already killed."""
 
 
 class Cluster:
-    """Dask workers as an executor of trials.
+    """An executor that runs trials on Dask workers.
 
     Args:
-        client: Connected to their scheduler; it serves everything else that takes one, such as
-            `tangent_kernel_to_zarr`.
-        link: The address of Dask's dashboard, where there is one.
+        client: A client connected to the scheduler. It can also be passed to other functions that accept a Dask client,
+            such as `tangent_kernel_to_zarr`.
+        link: The URL of Dask's dashboard, or None if there is no dashboard.
     """
 
     def __init__(self, client: distributed.Client, link: str | None = None) -> None:
@@ -57,52 +57,79 @@ class Cluster:
         self._crew = Crew(client)
 
     def __call__(self, tasks: Sequence[Task], /) -> Ended:
-        """Measure the tasks on the workers and yield each as it is stored here, in any order."""
+        """Run the tasks on the workers.
+
+        Args:
+            tasks: The chunks to run. They may be split to use all workers.
+
+        Yields:
+            Each task when it is stored, in any order, with None, or with the exception if it failed.
+        """
         from lazyscope.lab.sweep import Sweep
 
         if tasks:
             yield from Sweep(self._crew, fitted(tasks, len(self._crew.able()))).results()
 
     def draw(self, view: View) -> Drawn:
-        """Draw on a worker, before it takes another trial: one process that draws for many would keep them waiting."""
+        """Draw a figure and check its claims on a worker, with priority over trials.
+
+        Args:
+            view: The stored trials.
+
+        Returns:
+            A future of the outcome.
+        """
         from lazyscope.lab.sweep import draw
 
         return draw(self._crew, view)
 
     def device(self, name: str) -> torch.device:
-        """`auto` takes GPUs where all workers have them; asking for some that are not there is an error."""
+        """Choose the device type that the workers use.
+
+        Args:
+            name: "cpu", "cuda", or "auto", which selects CUDA if all workers have it and the CPU if none does.
+
+        Returns:
+            The device.
+
+        Raises:
+            LazyscopeError: If some workers lack the requested device.
+        """
         return self._crew.device(name)
 
 
 _ONE_THREAD = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), 1)
-"""Dask's own, less its order to give back every 64 KB freed: tensors come and go, and that is a fifth of the time."""
+"""Dask's default environment, except its setting to return freed memory in pieces of 64 KB to the system.
+
+With that setting, the allocation of tensors takes a fifth of the running time.
+"""
 
 
 @contextmanager
 def local_cluster(workers: int) -> Iterator[Cluster]:
-    """Worker processes of this machine, one thread each, and one GPU each where there are any.
+    """Start worker processes on this machine, each with one thread, and with one GPU if there are GPUs.
 
-    They end with the block, and with this process in whatever way it ends, SIGKILL included. Nobody else can use them:
-    every connection is encrypted and authenticated by keys made here, and there is no dashboard.
+    The workers end with the block, and with this process even if it is killed by SIGKILL. Other users cannot access
+    them: every connection is encrypted and authenticated with keys created here, and there is no dashboard.
 
     Args:
-        workers: How many processes.
+        workers: The number of processes.
 
     Yields:
-        The workers, as an executor of trials.
+        An executor that runs trials on the workers.
     """
     library = _library()
     import dask
 
     keys = _keys(library)
-    # Who dies over a task is counted in the sweep: here the first death is reported.
+    # The sweep counts the deaths of workers, so Dask must report the first one.
     settings = {
         "distributed.scheduler.allowed-failures": 0,
         "distributed.scheduler.worker-saturation": 1.0,
         "distributed.nanny.pre-spawn-environ": _ONE_THREAD,
-        "distributed.deploy.lost-worker-timeout": "1 day",  # a busy machine needs more than Dask's 15 s for a new one
-        "distributed.worker.profile.interval": "100ms",  # at Dask's 10 ms its profiler takes a fifth of the drawing
-        # Dask opens a port for HTTP, which knows no keys, whether there is a page or not: it has nothing to show.
+        "distributed.deploy.lost-worker-timeout": "1 day",  # Dask's 15 s are too short on a busy machine
+        "distributed.worker.profile.interval": "100ms",  # with Dask's 10 ms, profiling takes 20% of the time
+        # Dask always opens an HTTP port, which is not authenticated, so nothing is served on it.
         "distributed.scheduler.http.routes": [],
         "distributed.worker.http.routes": [],
     }
@@ -119,7 +146,7 @@ def local_cluster(workers: int) -> Iterator[Cluster]:
 
 @contextmanager
 def _machine(library: Any, loop: Any, keys: Any, workers: int, folder: str) -> Iterator[str]:
-    """A scheduler in this process, and workers; its address. An interrupt kills them at once."""
+    """Start a scheduler in this process and its workers, and yield its address. An interrupt kills the workers."""
     from distributed.utils import sync
 
     own = {"host": "127.0.0.1", "protocol": "tls://", "security": keys}
@@ -127,8 +154,8 @@ def _machine(library: Any, loop: Any, keys: Any, workers: int, folder: str) -> I
     worker = {
         **own,
         "nthreads": 1,
-        "memory_limit": 0,  # none: as on one machine, the system says when there is no more
-        "local_directory": folder,  # of this user alone, unlike Dask's
+        "memory_limit": 0,  # no limit, as in a single process
+        "local_directory": folder,  # accessible to this user only, unlike Dask's default
         "silence_logs": logging.CRITICAL,
     }
     nannies: list[Any] = []
@@ -150,27 +177,27 @@ def _machine(library: Any, loop: Any, keys: Any, workers: int, folder: str) -> I
         await machine
 
     async def kill() -> None:
-        asyncio.get_running_loop().set_exception_handler(lambda *_: None)  # that they could not start is no news
+        asyncio.get_running_loop().set_exception_handler(lambda *_: None)  # ignore that they could not start
         for one in nannies:
             one.auto_restart = False
             if one.process is not None and one.process.process is not None:
                 await one.process.process.kill()
 
     machine = sync(loop, make)
-    machine.shutdown_on_close = False  # at its exit: Dask would wait for what has been closed here
+    machine.shutdown_on_close = False  # otherwise Dask waits at exit for what is closed here
     patience = PATIENCE
     try:
         sync(loop, start)
         yield str(machine.scheduler_address)
     except (KeyboardInterrupt, SystemExit, GeneratorExit):
-        patience = 0.0  # nobody waits for workers that are starting, or in the middle of a trial
+        patience = 0.0  # do not wait for workers that are starting or running a trial
         raise
     finally:
         _end(loop, machine.close, kill, patience)
 
 
 def _end(loop: Any, close: Any, kill: Any, patience: float) -> None:
-    """Close workers within some seconds, or else kill them."""
+    """Close the workers, and kill them if they have not closed after `patience` seconds."""
     from distributed.utils import sync
 
     if patience:
@@ -184,14 +211,14 @@ def _end(loop: Any, close: Any, kill: Any, patience: float) -> None:
 
 @contextmanager
 def _loop() -> Iterator[Any]:
-    """Dask's event loop in a thread that leaves Ctrl-C to this one.
+    """Run Dask's event loop in a thread that blocks SIGINT.
 
-    Signals that a thread blocks are blocked in all that it starts: so the workers, which a terminal interrupts together
-    with this process, hear nothing of it from their first moment on, and this process listens all the time.
+    Child processes inherit the blocked signals of the thread that starts them. A terminal sends Ctrl-C to the workers
+    as well; they ignore it from the start, while the main thread of this process always receives it.
     """
     from distributed.utils import LoopRunner
 
-    resource_tracker.ensure_running()  # started by the loop, it would unblock the signal there
+    resource_tracker.ensure_running()  # if the loop started it, that would unblock the signal
     runner = LoopRunner()
     with _blocked():
         runner.start()
@@ -203,7 +230,7 @@ def _loop() -> Iterator[Any]:
 
 @contextmanager
 def _blocked() -> Iterator[None]:
-    """Interrupts wait; where a system cannot say so, nothing changes."""
+    """Block SIGINT in this thread, on systems that support it."""
     if not hasattr(signal, "pthread_sigmask"):
         yield
         return
@@ -216,13 +243,16 @@ def _blocked() -> Iterator[None]:
 
 @contextmanager
 def cluster_at(address: str) -> Iterator[Cluster]:
-    """The cluster of a scheduler; at least one worker must have joined it.
+    """Connect to an existing Dask cluster, which must have at least one worker.
 
     Args:
-        address: Where the scheduler listens, `tcp://host:port`, or `tls://host:port` with Dask's own settings for keys.
+        address: The address of the scheduler, `tcp://host:port`, or `tls://host:port` with the keys configured in Dask.
 
     Yields:
-        Its workers, as an executor of trials.
+        An executor that runs trials on the workers of the cluster.
+
+    Raises:
+        LazyscopeError: If there is no scheduler at the address, or it has no workers.
     """
     library = _library()
     with _quiet():
@@ -232,7 +262,7 @@ def cluster_at(address: str) -> Iterator[Cluster]:
         except Exception as error:
             reason = " ".join(str(error).split()) or type(error).__name__
             raise LazyscopeError(
-                f"No Dask scheduler answers at {address} ({reason}); start one with `dask scheduler`, and give the"
+                f"No Dask scheduler answers at {address} ({reason}); start one with `dask scheduler`, and pass the"
                 " address that it prints, such as tcp://host:8786."
             ) from error
         with client:
@@ -247,13 +277,16 @@ def cluster_at(address: str) -> Iterator[Cluster]:
 
 
 def _knock(library: Any, address: str) -> None:
-    """Raise unless Dask answers: its client tries for a minute, and waits for ever where something else listens."""
+    """Raise an error unless Dask answers.
+
+    Dask's client would retry for a minute, and would wait forever if the port belongs to another program.
+    """
     from distributed.comm.core import connect
     from distributed.utils import sync
 
     found = re.fullmatch(r"(?:(?:tcp|tls|ws|wss)://)?(?:\[[\da-fA-F:.%]+\]|[^\s:/@\[\]]+):(\d{1,5})", address)
     if found is None or not 0 < int(found[1]) < 2**16:
-        raise ValueError("which is not a host and a port")
+        raise ValueError("the address is not a host and a port")
 
     async def knock() -> None:
         keys = library.Security().get_connection_args("client")
@@ -264,9 +297,18 @@ def _knock(library: Any, address: str) -> None:
 
 
 def fitted(tasks: Sequence[Task], workers: int) -> list[Task]:
-    """The points of each experiment in even chunks, no larger than before, that make full rounds of all workers.
+    """Split tasks so that all workers have work.
 
-    Only where chunks are few: half a batched program takes more than half of its time.
+    The points of each experiment are divided into chunks of equal size, no larger than before, whose number is a
+    multiple of the number of workers. Tasks are split only if there are few chunks per worker, because half a batch
+    takes more than half of the time.
+
+    Args:
+        tasks: The chunks.
+        workers: The number of workers.
+
+    Returns:
+        The tasks, which cover the same points in the same order.
     """
     if len(tasks) >= _PLENTY * workers:
         return list(tasks)
@@ -290,7 +332,7 @@ def _library() -> Any:
 
 
 def _keys(library: Any) -> Any:
-    """Keys for TLS that nobody else knows, made for one run."""
+    """Create temporary TLS keys for one run."""
     try:
         return library.Security.temporary()
     except ImportError as error:
@@ -298,7 +340,7 @@ def _keys(library: Any) -> Any:
 
 
 def _environment(worker: int) -> dict[str, str]:
-    """One GPU for each worker, in turn."""
+    """Assign one GPU to each worker, in turn."""
     count = torch.cuda.device_count()
     visible = os.environ.get("CUDA_VISIBLE_DEVICES", ",".join(str(i) for i in range(count))).split(",")
     return {"CUDA_VISIBLE_DEVICES": visible[worker % count]} if count else {}
@@ -306,7 +348,7 @@ def _environment(worker: int) -> dict[str, str]:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Dask's log is for those who run clusters; what matters here is said in our words."""
+    """Silence Dask's log; relevant events are reported as warnings and errors of lazyscope."""
     log = logging.getLogger("distributed")
     before = log.level
     log.setLevel(logging.CRITICAL)

@@ -1,9 +1,9 @@
-"""How a command ends early: by Ctrl-C within two seconds, whatever it is doing, and quietly when nobody reads it.
+"""Early termination of a command: within two seconds of Ctrl-C, and without an error if its output is a closed pipe.
 
-Python raises KeyboardInterrupt between two of its own instructions. A long call into compiled code, a cluster that is
-slow to close or a library that swallows the exception would keep the user waiting. So a thread waits for the signal as
-well, and ends the process if it has not ended by itself. That is safe at any moment: every file that the lab writes is
-whole or not there.
+Python raises KeyboardInterrupt only between two bytecode instructions. A long call into compiled code, a cluster that
+is slow to close, or a library that suppresses the exception would keep the user waiting. Therefore a thread also waits
+for the signal, and ends the process if it is still running after a delay. This is safe at any time, because the lab
+writes every file atomically: a file is either complete or absent.
 """
 
 from __future__ import annotations
@@ -19,26 +19,27 @@ from contextlib import contextmanager
 from rich.console import Console
 
 PATIENCE = 1.7
-"""Seconds from Ctrl-C until the process is ended; two, less what the start of a thread may take on a busy machine."""
+"""The number of seconds from Ctrl-C until the process is ended: two, minus a margin for a busy machine."""
 
 INTERRUPTED, CRASHED, CLOSED_PIPE = 130, 70, 141
-"""Exit codes: 128 and the number of the signal, as shells have it, and that of sysexits.h for an error in a program."""
+"""Exit codes: 128 plus the signal number, as in shells, for SIGINT and SIGPIPE, and EX_SOFTWARE of sysexits.h."""
 
 
 @contextmanager
 def interruptible(farewell: str) -> Iterator[None]:
-    """Honour Ctrl-C within two seconds, in the block and, once it was pressed, after the block.
+    """Make Ctrl-C end the process within two seconds.
 
-    Outside of the main thread, which alone receives signals, nothing changes.
+    This applies inside the block, and also after it if Ctrl-C was pressed inside it. Only the main thread receives
+    signals; in any other thread this context manager has no effect.
 
     Args:
-        farewell: Printed to stderr where the block had to be ended.
+        farewell: The message that is printed to stderr if the process has to be ended inside the block.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
         return
     ours, signals = socket.socketpair()
-    signals.setblocking(False)  # as Python demands: a signal handler must not wait
+    signals.setblocking(False)  # required by Python: a signal handler must not block
     before = signal.set_wakeup_fd(signals.fileno(), warn_on_full_buffer=False)
     unsaid = [farewell]
     threading.Thread(target=_watch, args=(ours, unsaid), daemon=True).start()
@@ -46,7 +47,7 @@ def interruptible(farewell: str) -> Iterator[None]:
         yield
     finally:
         unsaid.clear()
-        if signal.set_wakeup_fd(before) != signals.fileno():  # somebody else's by now
+        if signal.set_wakeup_fd(before) != signals.fileno():  # other code has replaced it in the meantime
             signal.set_wakeup_fd(-1)
         signals.close()
 
@@ -62,10 +63,13 @@ def _watch(ours: socket.socket, unsaid: list[str]) -> None:
 
 
 def end_quietly(console: Console) -> None:
-    """End the command: the reader of its output has gone, as `head` does, and there is nobody to say it to.
+    """End the command without an error message, because its output is a closed pipe, as in `lazyscope list | head -1`.
 
     Args:
-        console: That printed; what is printed after it goes nowhere.
+        console: The console that wrote to the pipe. It prints nothing from now on.
+
+    Raises:
+        SystemExit: Always, with the exit code 141.
     """
     console.quiet = True
     with open(os.devnull, "w") as nowhere:

@@ -1,4 +1,4 @@
-"""What runs: one call of a trial on a chunk of points. It is measured somewhere, and stored here."""
+"""Tasks and executors. A task is one call of `trial` on a chunk of grid points; an executor decides where it runs."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ from lazyscope.lab.scratch import discard, lent
 from lazyscope.lab.store import Key, Record, Store
 
 _progress = {"chunks": 0}
-"""Chunks that this process has measured. A process that is killed before the first was given too much at once."""
+"""The number of chunks that this process has completed. If it is killed before the first, the chunk was too large."""
 
 
 @dataclass(frozen=True)
 class Measured:
-    """What a chunk came to.
+    """The results of a chunk.
 
     Args:
-        results: One result per point, in order.
-        seconds: The time of each.
-        place: What computed them.
+        results: One result per point, in the order of the points.
+        seconds: The mean time per point, in seconds.
+        place: The versions of PyTorch and Python and the device that computed the results.
     """
 
     results: list[Result]
@@ -43,19 +43,19 @@ class Measured:
 class Task:
     """One call of `trial` on a chunk of grid points.
 
-    Measuring and storing are two steps, since they may happen on two machines: only the process that asked for the
-    trials writes to the store, so that no result is counted twice, whatever was computed twice.
+    Running and storing are two steps, because they may happen on two machines: only the process that requested the
+    trials writes to the store, so a trial that is computed twice is stored once.
 
     Args:
-        experiment: Its name.
-        trial: What measures.
-        points: The chunk.
-        device: Where tensors go.
-        code: The hash of the code behind `trial`, which a worker compares with its own.
-        store: Where the results go.
-        provenance: Who asked, and when.
-        setting: What the trial depends on besides its code.
-        dtype: Torch's default, wherever the chunk is measured.
+        experiment: The name of the experiment.
+        trial: The function that runs the trials.
+        points: The grid points of the chunk.
+        device: The device on which the trials run.
+        code: The hash of the code of `trial`, which a worker compares with its own.
+        store: The store for the results.
+        provenance: The command, commit, version and date of the request.
+        setting: The settings, other than code, on which the trial depends, as `setting` returns them.
+        dtype: PyTorch's default dtype while the chunk runs.
     """
 
     experiment: str
@@ -69,23 +69,26 @@ class Task:
     dtype: torch.dtype = field(default_factory=torch.get_default_dtype)
 
     def run(self) -> None:
-        """Measure the chunk and store each of its trials."""
+        """Run the trials of the chunk and store their results."""
         self.keep(self.measure(self.scratch))
 
     @property
     def scratch(self) -> Path:
-        """The chunk's own folder until it is stored; another cut of the grid finds nothing of it."""
+        """The folder for checkpoints of this chunk until it is stored. Each chunk of points has its own folder."""
         return self.store.scratch(Key(self.experiment, {"points": json.dumps(self.points)}, self.code, self.setting))
 
     def measure(self, folder: Path) -> Measured:
-        """Measure the chunk; the time is shared out evenly among its points.
+        """Run the trials of the chunk. The time is divided evenly among the points.
 
         Args:
-            folder: What the trial has as `scratch()` meanwhile, or a neighbour of it where another process has it; in
-                the store's own, a run after a kill finds it as it was.
+            folder: The folder that `scratch()` returns inside the trial. If another process uses it, a folder beside it
+                is used. If it is in the store, the next run after a kill finds the files that are in it.
 
         Returns:
             The results.
+
+        Raises:
+            ExperimentError: If `trial` does not return one result per point.
         """
         start = time.perf_counter()
         note = {"points": self.points, "code": self.code, "setting": self.setting, "first": not _progress["chunks"]}
@@ -108,14 +111,14 @@ class Task:
     def _call(self) -> list[Result]:
         try:
             return self.trial(self.points, self.device)
-        except StoreError as error:  # of a store that the trial has for itself: others are not concerned
+        except StoreError as error:  # from a store that the trial itself uses, so only this experiment fails
             raise ExperimentError(str(error)) from error
 
     def keep(self, measured: Measured) -> None:
-        """Store each trial of the chunk by itself; then what was needed to come back to it may go.
+        """Store the result of each trial, and remove the checkpoints of the chunk.
 
         Args:
-            measured: What `measure` returned.
+            measured: The results that `measure` returned.
         """
         origin = {**self.provenance, **measured.place}
         for point, result in zip(self.points, measured.results, strict=True):
@@ -129,46 +132,61 @@ Ended: TypeAlias = Generator[tuple[Task, Exception | None], None, None]
 
 @runtime_checkable
 class Drawn(Protocol):
-    """An outcome that is being made, perhaps elsewhere."""
+    """A future of an outcome, which may be computed in another process."""
 
     def done(self) -> bool:
-        """Whether it can be had without waiting."""
+        """Return whether the result is available without waiting."""
 
     def result(self, timeout: float) -> Outcome:
-        """The outcome, or what drawing and judging raised.
+        """Wait for the outcome. An exception raised by the figure or the claims is raised here.
 
         Args:
-            timeout: Seconds after which a TimeoutError is raised where neither has come.
+            timeout: The number of seconds to wait.
+
+        Returns:
+            The outcome.
+
+        Raises:
+            TimeoutError: If the outcome is not available after `timeout` seconds.
         """
 
 
 @runtime_checkable
 class Executor(Protocol):
-    """Where trials are measured, and figures drawn from them."""
+    """The interface of executors, which run trials and draw figures."""
 
     def __call__(self, tasks: Sequence[Task], /) -> Ended:
-        """Run tasks and yield each as it is stored, in any order, with what it raised.
+        """Run tasks.
 
         Args:
-            tasks: The chunks, which may be cut smaller to fit.
+            tasks: The chunks to run, which the executor may split.
+
+        Yields:
+            Each task when it is stored, in any order, with None, or with the exception if it failed.
         """
 
     def draw(self, view: View) -> Drawn:
-        """Make figure and claims, while trials go on where that can be.
+        """Draw the figure and check the claims, in parallel to running trials if the executor can do so.
 
         Args:
-            view: The trials.
+            view: The stored trials.
+
+        Returns:
+            A future of the outcome.
         """
 
 
 class Here:
-    """Nowhere else: one thing after another, with all threads of this process."""
+    """An executor that runs tasks sequentially in this process."""
 
     def __call__(self, tasks: Sequence[Task], /) -> Ended:
-        """Run the tasks in their order.
+        """Run the tasks in order.
 
         Args:
-            tasks: The chunks.
+            tasks: The chunks to run.
+
+        Yields:
+            Each task when it is stored, with None, or with the exception if it failed.
         """
         for task in tasks:
             try:
@@ -179,10 +197,13 @@ class Here:
                 yield task, None
 
     def draw(self, view: View) -> Drawn:
-        """Draw now.
+        """Draw the figure and check the claims before returning.
 
         Args:
-            view: The trials.
+            view: The stored trials.
+
+        Returns:
+            A future that is already done.
         """
         drawn: Future[Outcome] = Future()
         try:

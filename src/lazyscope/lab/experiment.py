@@ -1,7 +1,7 @@
-"""What an experiment is: a grid of points, what is measured at a point, a figure, and claims.
+"""The definition of an experiment: a grid of points, a trial that runs at each point, a figure and claims.
 
-An experiment is a declaration, not a script. Only `grid` and `trial` compute; `figure` and `claims` read
-stored trials, so a figure can be redrawn and a claim sharpened without measuring anything again.
+Only `trial` computes results. `figure` and `claims` read stored results, so a figure can be redrawn and a claim can be
+changed without running the trials again.
 """
 
 from __future__ import annotations
@@ -18,27 +18,27 @@ from matplotlib.figure import Figure
 from lazyscope.errors import ExperimentError
 
 Params: TypeAlias = dict[str, int | float | str | bool]
-"""One grid point, in JSON scalars: they are the trial's key in the store."""
+"""One grid point: the values of its parameters by name. They are JSON scalars and identify the trial in the store."""
 
 Result: TypeAlias = dict[str, np.ndarray | float | int | str]
-"""What one trial measured."""
+"""The result of one trial: arrays, numbers or strings by name."""
 
 Measure: TypeAlias = Callable[[list[Params], torch.device], list[Result]]
-"""What `trial` is: points in, one result a point out, in the same order."""
+"""The type of `trial`: a function from grid points and a device to one result per point, in the same order."""
 
 SCALES = ("quick", "paper")
-"""`paper` is the source's own size; `quick` is the same experiment shrunk to seconds on two cores."""
+"""The sizes of an experiment: `paper` is the size in the source; `quick` takes seconds on two CPU cores."""
 
 
 @dataclass(frozen=True)
 class Claim:
-    """One statement of the source beside what was measured.
+    """A statement of the source, compared with the measurement.
 
     Args:
         text: The statement.
-        source: What the source says, and where.
-        measured: What was measured.
-        holds: Whether the statement holds.
+        source: The value in the source, and the place in the source.
+        measured: The measured value.
+        holds: Whether the measurement agrees with the statement.
     """
 
     text: str
@@ -49,11 +49,11 @@ class Claim:
 
 @dataclass(frozen=True)
 class Trial:
-    """One grid point and what was measured there.
+    """One grid point and its result.
 
     Args:
-        params: The point.
-        result: What was measured.
+        params: The grid point.
+        result: The result at this point.
     """
 
     params: Params
@@ -63,9 +63,13 @@ class Trial:
 class Trials(Sequence[Trial]):
     """The stored trials of one experiment, in the order of its grid.
 
-    >>> trials = Trials([Trial({"tau": 0.1, "seed": s}, {"loss": 2.0 * s}) for s in range(3)])
-    >>> trials.where(seed=2).column("loss")
-    array([4.])
+    Args:
+        trials: The trials.
+
+    Example:
+        >>> trials = Trials([Trial({"tau": 0.1, "seed": s}, {"loss": 2.0 * s}) for s in range(3)])
+        >>> trials.where(seed=2).column("loss")
+        array([4.])
     """
 
     def __init__(self, trials: Iterable[Trial]) -> None:
@@ -88,29 +92,41 @@ class Trials(Sequence[Trial]):
         return f"Trials({len(self)})"
 
     def where(self, **params: int | float | str | bool) -> Trials:
-        """The trials whose parameters have exactly these values.
+        """Select the trials whose parameters have the given values.
 
         Args:
-            params: The values by the names of the parameters.
+            params: The values of some parameters, by name.
+
+        Returns:
+            The matching trials, in the same order.
+
+        Raises:
+            ExperimentError: If no trial has a parameter of that name.
         """
         for name in params:
             if self._trials and not any(name in trial.params for trial in self._trials):
-                raise ExperimentError(f"No trial has a parameter '{name}'; there are {self._names('params')}.")
+                raise ExperimentError(f"No trial has a parameter '{name}'; the parameters are {self._names('params')}.")
         return Trials(t for t in self._trials if all(t.params.get(k, ...) == v for k, v in params.items()))
 
     def column(self, name: str) -> np.ndarray:
-        """One measured quantity (or one parameter), stacked over the trials.
+        """Stack one result, or one parameter, over the trials.
 
         Args:
-            name: Of the quantity or the parameter.
+            name: The name of the result or the parameter.
+
+        Returns:
+            An array whose first dimension is the number of trials.
+
+        Raises:
+            ExperimentError: If there are no trials, or one of them has no result or parameter of that name.
         """
         if not self._trials:
-            raise ExperimentError(f"There is no trial to take '{name}' from; check the values given to `where`.")
+            raise ExperimentError(f"There are no trials to take '{name}' from; check the values passed to `where`.")
         try:
             values = [t.result[name] if name in t.result else t.params[name] for t in self._trials]
         except KeyError as error:
             known = self._names("result", "params")
-            raise ExperimentError(f"Not every trial has '{name}'; there are {known}.") from error
+            raise ExperimentError(f"Not every trial has '{name}'; the available names are {known}.") from error
         return np.stack([np.asarray(value) for value in values])
 
     def _names(self, *sides: str) -> str:
@@ -119,25 +135,26 @@ class Trials(Sequence[Trial]):
 
 @dataclass(frozen=True)
 class Experiment:
-    """One figure of a source: how to measure it, draw it, and judge it.
+    """One figure of a source: how to compute it, draw it, and check its claims.
 
-    A stored trial is used again only while nothing that it was computed from has changed. Code is found by itself.
-    What else a trial reads must be declared in `files` and `variables`; a change of undeclared data is not seen.
+    A stored trial is reused only as long as everything that it was computed from is unchanged. Changes of the code are
+    detected automatically. Files and environment variables that a trial reads must be declared in `files` and
+    `variables`; changes of undeclared data are not detected.
 
     Args:
-        name: What it is called on the command line, and the name of its folder of results.
-        source: The publication and the figure.
-        title: What the figure shows.
-        cost: About how long it takes, for each scale.
-        grid: Called with a scale, it returns the points to measure.
-        trial: Gets up to `chunk` points at once and the device, runs them as one batched program, and returns one
-            result per point in the same order; each point is stored by itself.
-        figure: Draws the trials.
-        claims: Judges the trials; a claim must be able to fail.
-        chunk: The largest number of points that `trial` gets at once.
-        files: Files and folders that the trials read, whose content counts; relative to the current folder, as for
-            `open`.
-        variables: Environment variables that the trials read, whose values count.
+        name: The name on the command line, and the name of the folder of results.
+        source: The publication and the number of the figure.
+        title: A description of the figure.
+        cost: The approximate running time at each scale, as text.
+        grid: A function that takes a scale and returns the grid points.
+        trial: A function that takes up to `chunk` grid points and a device, runs them as one batch, and returns one
+            result per point in the same order. Each result is stored separately.
+        figure: A function that draws the stored trials.
+        claims: A function that checks the stored trials. A claim must be able to fail.
+        chunk: The largest number of points that are passed to `trial` at once.
+        files: The files and folders that the trials read. A trial runs again if their content changes. Relative paths
+            are relative to the current folder, as in `open`.
+        variables: The environment variables that the trials read. A trial runs again if their values change.
     """
 
     name: str
@@ -160,8 +177,8 @@ class Experiment:
             or not self.name.strip()
         ):
             raise ExperimentError(
-                f"An experiment cannot be named {self.name!r}, because its results go to a folder of that name; leave"
-                " out slashes, colons and a dot at the start."
+                f"An experiment cannot be named {self.name!r}, because its results are stored in a folder of that name;"
+                " use a name without slashes and colons that does not start with a dot."
             )
         if self.chunk < 1:
-            raise ExperimentError(f"The chunk of '{self.name}' is {self.chunk}; pass at least one point.")
+            raise ExperimentError(f"The chunk of '{self.name}' is {self.chunk}; it must be at least 1.")

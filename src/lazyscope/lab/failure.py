@@ -1,4 +1,4 @@
-"""What an experiment's own code raised: the error of that experiment, and of no other."""
+"""Exceptions raised by the code of an experiment. They fail that experiment only."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from lazyscope.lab import disk
 
 
 class CrashedExperiment(ExperimentError):
-    """The code of an experiment raised something that is not one of lazyscope's own refusals."""
+    """The code of an experiment raised an exception that is not a `LazyscopeError`."""
 
 
 @contextmanager
 def no_exit() -> Iterator[None]:
-    """Code that calls `sys.exit` has failed; it does not end the run."""
+    """Turn `sys.exit` inside the block into an error, so that it does not end the run."""
     try:
         yield
     except SystemExit as error:
@@ -26,7 +26,7 @@ def no_exit() -> Iterator[None]:
 
 @contextmanager
 def part(name: str) -> Iterator[None]:
-    """Note in what the block raises which part of the experiment it is.
+    """Add a note to exceptions raised in the block, which names the part of the experiment that raised them.
 
     Args:
         name: The part, such as "figure".
@@ -44,30 +44,31 @@ _NOTE = "lazyscope: raised by "
 
 
 def one_line(error: BaseException) -> str:
-    """What an error says, as a part of a sentence.
+    """Format the message of an exception for use inside a sentence.
 
     Args:
-        error: Any.
+        error: Any exception.
 
     Returns:
-        Its text in one line, cut off where it is long.
+        The message on one line, truncated to 300 characters.
     """
     text = " ".join(str(error).split())
     return text if len(text) <= _LONG else f"{text[:_LONG]} …"
 
 
 def failed(experiment: str, what: str, errors: Sequence[Exception], root: Path, where: str = "") -> ExperimentError:
-    """The error of an experiment whose code raised; the tracebacks go to `<experiment>/failure.txt`.
+    """Create the error of an experiment whose code raised, and write the tracebacks to `<experiment>/failure.txt`.
 
     Args:
-        experiment: Its name.
-        what: The part that raised, such as "trial" or "figure"; a note that `part` left takes its place.
-        errors: What was raised, at least one.
+        experiment: The name of the experiment.
+        what: The part that raised, such as "trial" or "figure". A note added by `part` takes precedence.
+        errors: The exceptions, at least one.
         root: The folder of results.
-        where: At which points it was raised, as part of a sentence.
+        where: The grid points at which the exception was raised, as part of a sentence.
 
     Returns:
-        One sentence that names the first error, as a `CrashedExperiment` unless a trial raised one of lazyscope's.
+        An error whose message is one sentence about the first exception. It is a `CrashedExperiment`, or a plain
+        `ExperimentError` if a trial raised a `LazyscopeError`.
     """
     first = errors[0]
     notes = [note for note in getattr(first, "__notes__", []) if note.startswith(_NOTE)]
@@ -77,9 +78,9 @@ def failed(experiment: str, what: str, errors: Sequence[Exception], root: Path, 
     seen = f" (see {path})"
     try:
         disk.write(path, text.encode("utf-8", "backslashreplace"))
-    except StoreError:  # the error itself matters more
+    except StoreError:  # the original error is more important
         seen = ""
-    refused = what == "trial" and isinstance(first, LazyscopeError)  # data that are missing, say
+    refused = what == "trial" and isinstance(first, LazyscopeError)  # for example, missing data
     kind = ExperimentError if refused else CrashedExperiment
     error = kind(
         f"The {what} of '{experiment}'{where} raised {type(first).__name__}: {one_line(first)}{seen}; all other trials"

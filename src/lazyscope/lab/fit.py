@@ -1,4 +1,4 @@
-"""Power laws, by which most claims are judged."""
+"""Fits of power laws, which most claims are about."""
 
 from __future__ import annotations
 
@@ -6,14 +6,20 @@ import numpy as np
 
 
 def exponent(x: np.ndarray, y: np.ndarray) -> float:
-    """p of the least-squares line log y = p log x + c.
+    """Fit a power law y ∝ x^p.
+
+    The exponent p is the slope of the least-squares line log y = p log x + c.
 
     Args:
-        x: Positive numbers.
-        y: As many positive numbers.
+        x: Positive numbers, of shape `(n,)`.
+        y: Positive numbers, of shape `(n,)`.
 
-    >>> x = np.array([1.0, 2.0, 8.0])
-    >>> round(exponent(x, 3 * x**-0.5), 12)
-    -0.5
+    Returns:
+        The exponent p.
+
+    Example:
+        >>> x = np.array([1.0, 2.0, 8.0])
+        >>> round(exponent(x, 3 * x**-0.5), 12)
+        -0.5
     """
     return float(np.polyfit(np.log(x), np.log(y), 1)[0])

@@ -1,4 +1,4 @@
-"""The report: one HTML file with every figure, claim, timing and origin in it, and nothing outside it."""
+"""The report: one self-contained HTML file with all figures, claims, timings and provenance."""
 
 from __future__ import annotations
 
@@ -17,20 +17,21 @@ from lazyscope.lab.outcome import Outcome
 from lazyscope.lab.run import evaluate, records
 from lazyscope.lab.store import DamagedFile, Store
 
-_LARGEST_SVG = 400_000  # bytes; above it (thousands of drawn paths) the PNG is smaller and scrolls faster
+_LARGEST_SVG = 400_000  # bytes; a larger SVG (thousands of paths) is replaced by the PNG, which is smaller and faster
 
 
 def refresh(experiments: Iterable[Experiment], store: Store) -> list[ExperimentError]:
-    """Draw and judge again whatever is completely stored: figures and claims may have changed since.
+    """Redraw the figures and recheck the claims of all experiments whose trials are completely stored.
 
-    What earlier code computed keeps the outcome it had, with the commit it had it from.
+    The code of a figure or a claim may have changed since it was last drawn or checked. Trials that were computed by an
+    earlier version of the code are not used: such an experiment keeps its previous outcome and the commit noted there.
 
     Args:
-        experiments: Those that may have something stored.
-        store: Where it is.
+        experiments: The experiments to refresh. Those without stored trials are skipped.
+        store: The store that contains the trials.
 
     Returns:
-        What went wrong in an experiment; the others are drawn.
+        The errors of the experiments that failed. The other experiments are refreshed.
     """
     failures: list[ExperimentError] = []
     for experiment in experiments:
@@ -49,15 +50,15 @@ def refresh(experiments: Iterable[Experiment], store: Store) -> list[ExperimentE
 
 
 def write_report(root: Path) -> Path:
-    """Write `<root>/index.html` from the outcomes that lie there.
+    """Write the report `<root>/index.html` from the outcomes stored in a folder.
 
-    An outcome that cannot be read or verified is set aside, with a `DamagedFile` warning, and left out.
+    An outcome that cannot be read or verified is renamed, with a `DamagedFile` warning, and omitted.
 
     Args:
         root: The folder of results.
 
     Returns:
-        The page.
+        The path of the report.
     """
     found = (_load(path) for scale in SCALES for path in sorted(root.glob(f"*/{scale}.json")))
     outcomes = [outcome for outcome in found if outcome is not None]
@@ -83,14 +84,14 @@ def _load(path: Path) -> Outcome | None:
 
 
 def _picture(outcome: Outcome) -> str:
-    """The figure as an address that holds its own content."""
+    """Return the figure as a data URL."""
     if len(outcome.svg) <= _LARGEST_SVG:
         return "data:image/svg+xml;base64," + base64.b64encode(outcome.svg).decode()
     return "data:image/png;base64," + base64.b64encode(outcome.png).decode()
 
 
 def _duration(seconds: float) -> str:
-    """Seconds, minutes or hours, with two or three digits that matter."""
+    """Format a duration in seconds, minutes or hours, with one decimal."""
     if seconds < 60:
         return f"{seconds:.1f} s"
     return f"{seconds / 60:.1f} min" if seconds < 3600 else f"{seconds / 3600:.1f} h"

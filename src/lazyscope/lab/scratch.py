@@ -1,8 +1,9 @@
-"""A folder of a trial's own while it runs, for checkpoints: kept when the run is killed, gone when it is stored.
+"""Scratch folders: each running trial has a folder for checkpoints, which is kept if the run is killed.
 
-Beside each folder lies a file, `<name>.begun`, which the process that measures keeps locked. The lock ends with the
-process, in whatever way it ends. So two runs at once never share a folder or remove each other's, and a file without a
-lock tells which chunk was lost to a kill.
+The folder is removed when the results of the trial are stored. Beside each folder there is a file, `<name>.begun`,
+which the process that runs the trial keeps locked. The operating system releases the lock when the process ends, even
+if it is killed. Therefore two simultaneous runs never use or remove the same folder, and a file without a lock
+identifies a chunk that was lost to a kill.
 """
 
 from __future__ import annotations
@@ -21,26 +22,30 @@ from typing import Any
 from lazyscope.flow.checkpoint import Checkpoint
 from lazyscope.lab import disk
 
-if sys.platform != "win32":  # there, runs at once must have results folders of their own
+if sys.platform != "win32":  # on Windows, simultaneous runs need separate result folders
     import fcntl
 
 _current: ContextVar[Path | None] = ContextVar("scratch", default=None)
 
 
 def scratch() -> Path | None:
-    """The folder of the trial that runs now, which may not exist yet; None outside of the lab."""
+    """Return the scratch folder of the current trial.
+
+    Returns:
+        The folder, which may not exist yet, or None outside the lab.
+    """
     return _current.get()
 
 
 @contextmanager
 def checkpoint(every: int = 1) -> Iterator[Checkpoint | None]:
-    """A checkpoint in that folder, with which training goes on where a killed run had come to.
+    """Open a checkpoint in the scratch folder, from which training resumes after a killed run.
 
     Args:
-        every: Epochs between two checkpoints.
+        every: The number of epochs between two checkpoints.
 
     Yields:
-        The checkpoint, or None outside of the lab, where there is nothing to come back to.
+        The checkpoint, or None outside the lab.
     """
     folder = scratch()
     if folder is None:
@@ -52,14 +57,16 @@ def checkpoint(every: int = 1) -> Iterator[Checkpoint | None]:
 
 @contextmanager
 def lent(folder: Path, note: dict[str, Any]) -> Iterator[Path]:
-    """Lend a folder to the trial inside; who stores its results removes it.
+    """Assign a scratch folder to the trial that runs inside the block.
+
+    The block does not remove the folder; `discard` removes it after the results are stored.
 
     Args:
         folder: The folder, which need not exist.
-        note: What is under way there, for `lost`.
+        note: A description of the trial, which `lost` returns if the process is killed.
 
     Yields:
-        The folder, or the first neighbour of it, numbered from 2, that no other process holds.
+        The folder. If another process uses it, the first free folder among `<name>-2`, `<name>-3` and so on.
     """
     with disk.writing(folder.parent):
         own, lock = next(
@@ -74,7 +81,7 @@ def lent(folder: Path, note: dict[str, Any]) -> Iterator[Path]:
         yield own
         ended = True
     except Exception:
-        ended = True  # by itself: nothing was lost to a kill or to Ctrl-C
+        ended = True  # the trial ended by itself, so nothing was lost
         raise
     finally:
         _current.reset(token)
@@ -84,13 +91,13 @@ def lent(folder: Path, note: dict[str, Any]) -> Iterator[Path]:
 
 
 def lost(folder: Path) -> list[tuple[Path, dict[str, Any]]]:
-    """What processes had begun and did not live to end.
+    """Find the trials that were started by a process which was killed before they ended.
 
     Args:
-        folder: Where the lent folders are.
+        folder: The folder that contains the scratch folders.
 
     Returns:
-        Each lent folder, and the note that was left with it.
+        The scratch folder of each such trial, and the note that was passed to `lent`.
     """
     found: list[tuple[Path, dict[str, Any]]] = []
     for path in sorted(folder.glob("*.begun")):
@@ -109,10 +116,10 @@ def lost(folder: Path) -> list[tuple[Path, dict[str, Any]]]:
 
 
 def discard(folder: Path) -> None:
-    """Remove a lent folder and its neighbours, except those that a live process holds.
+    """Remove a scratch folder and the numbered folders beside it, except those that a running process uses.
 
     Args:
-        folder: The folder as it was asked for.
+        folder: The folder that was passed to `lent`.
     """
     left = [path for path in folder.parent.glob(f"{folder.stem}*") if path.suffix in (folder.suffix, ".begun")]
     for path in {path.with_suffix(folder.suffix) for path in left if path.stem.split("-")[0] == folder.stem}:
@@ -130,13 +137,13 @@ def _neighbours(folder: Path) -> Iterator[Path]:
 
 
 def _lock(path: Path) -> int | None:
-    """An open descriptor of the file, locked; None where another process holds the lock."""
+    """Open and lock a file. Return its descriptor, or None if another process holds the lock."""
     path.parent.mkdir(parents=True, exist_ok=True)
     while True:
         try:
             descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
         except PermissionError:
-            if path.exists():  # another user's
+            if path.exists():  # it belongs to another user
                 return None
             raise
         if sys.platform == "win32":

@@ -1,4 +1,4 @@
-"""What a Dask worker does: make sure that it has the code which was asked for, then measure, or draw."""
+"""The functions that run on a Dask worker: verify that it has the requested code, then run trials or draw a figure."""
 
 from __future__ import annotations
 
@@ -17,14 +17,19 @@ from lazyscope.lab.executor import Measured, Task
 from lazyscope.lab.outcome import Outcome, View
 
 _ONE_AT_A_TIME = threading.Lock()
-"""A worker may have several threads; trials set torch's own for the whole process, and tracing is not thread-safe."""
+"""A worker may have several threads, but trials change process-wide PyTorch settings and tracing is not thread-safe."""
 
 _verified: set[tuple[str, str]] = set()
-"""Experiments and hashes for which this process is known to hold the code."""
+"""The pairs of experiment and code hash that this process has verified."""
 
 
 class OtherCodeError(LazyscopeError):
-    """A worker would compute something else than what was asked for."""
+    """The code on a worker differs from the code of the client.
+
+    Args:
+        address: The address of the worker.
+        message: The error message.
+    """
 
     def __init__(self, address: str, message: str) -> None:
         super().__init__(address, message)
@@ -35,10 +40,19 @@ class OtherCodeError(LazyscopeError):
 
 
 def measure(task: Task) -> Measured:
-    """Measure a task's chunk on this worker; the results go back to who asked.
+    """Run the trials of a task on this worker.
 
-    Where this machine sees the store, its folder for checkpoints is used, which outlives the worker; elsewhere a
-    folder of this worker's own, and a killed trial starts from the beginning.
+    Checkpoints go to the store if this machine can write to it, so they survive the worker. Otherwise they go to a
+    temporary folder of the worker, and a killed trial starts from the beginning.
+
+    Args:
+        task: The chunk of grid points to run.
+
+    Returns:
+        The results, which are sent back to the client.
+
+    Raises:
+        OtherCodeError: If the code on this worker differs from the code of the client.
     """
     with _ONE_AT_A_TIME:
         worker = get_worker()
@@ -52,24 +66,36 @@ def measure(task: Task) -> Measured:
 
 
 def draw(view: View, code: str) -> Outcome:
-    """Figure and claims, by the code that was asked for."""
+    """Draw the figure and check the claims on this worker.
+
+    Args:
+        view: The stored trials of one experiment.
+        code: The hash of the drawing code on the client.
+
+    Returns:
+        The outcome, which is sent back to the client.
+
+    Raises:
+        OtherCodeError: If the code on this worker differs from the code of the client.
+    """
     with _ONE_AT_A_TIME:
         _verify(drawing_code(view.experiment), code, view.experiment.name, get_worker().address)
         return view.outcome()
 
 
 def _verify(found: Code, asked: str, experiment: str, address: str) -> None:
-    """Refuse unless the files here hash to what was asked for, and are those that this process has loaded."""
+    """Raise an error unless the files have the requested hash and have not changed since this process started."""
     if found.fingerprint != asked:
         raise OtherCodeError(
             address,
-            f"Worker {address} has other code behind '{experiment}' than the client, or another release of torch; bring"
-            " both to one commit and one release, and restart the worker.",
+            f"On worker {address}, the code of '{experiment}' or the release of torch is not the same as on the client;"
+            " use the same commit and the same release on both, and restart the worker.",
         )
     started = psutil.Process().create_time()
     for module, file in found.files.items():
         if module in sys.modules and file.stat().st_mtime > started:
             raise OtherCodeError(
                 address,
-                f"{file} has changed since worker {address} was started, which may hold what it was; restart it.",
+                f"{file} has changed since worker {address} was started, so the worker may use the old content;"
+                " restart it.",
             )
