@@ -1,1 +1,1 @@
-"""What is studied: models, their scalings, and the arithmetic of increments."""
+"""Models, their scalings, and the arithmetic of increments."""

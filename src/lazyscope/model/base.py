@@ -1,4 +1,4 @@
-"""A model as a pure function h(w) of its parameters, with its initialisation w₀."""
+"""A model as a pure function h(w) of its parameters, together with its initialisation w₀."""
 
 from __future__ import annotations
 
@@ -26,23 +26,62 @@ __all__ = ["Model", "check_inputs", "flatten", "plain_kernels", "signature", "st
 
 
 class Model(Studied):
-    """h(w) = f(w, ·) with its initialisation w₀.
+    """A model h(w) = f(w, ·) as a pure function of its parameters w, together with its initialisation w₀.
 
-    From a module (`Model(net)`), w₀ are its trainable parameters now, and the module itself is neither kept nor
-    touched; from a function (`Model(f, params)`), f(params, x) is any differentiable program.
+    A model is built from a module, `Model(net)`, or from a function of a dictionary of tensors, `Model(f, params)`.
+    A module is copied when the model is built: w₀ holds the values that its trainable parameters have at that time,
+    and nothing that is done with the model changes the module. Parameters with `requires_grad=False` and buffers
+    are part of the model's state and stay fixed. The functions of lazyscope also accept a module in place of a `Model`
+    and build the model themselves.
 
-    Derivatives are those that autograd gives in reverse mode: `detach()`, `no_grad()` and `.data` in the forward stop
-    them. A complex parameter is studied as the pair of its real and imaginary parts.
+    The output must be a deterministic function of the parameters and the inputs. Call `net.eval()` first if the
+    module contains dropout or batch normalisation.
+
+    Derivatives are computed by autograd in reverse mode, so `detach()`, `torch.no_grad()` and `.data` in the forward
+    stop them, as they do in ordinary training. A complex parameter is represented by a real tensor with one more
+    dimension, of size 2, for its real and imaginary parts.
 
     Args:
-        function: A module, or a function `f(params, x)`.
-        params: The initial parameters of a function, tensors by name; a module brings its own.
-        output: Which part of the module's output is studied: the name of a field ("logits"), a place in a tuple, or
-            a function of the output; all of it by default.
+        function: A module, or a differentiable function `f(params, x)` that returns one floating-point tensor.
+        params: The initial parameters of a function, as a dictionary of floating-point tensors. Leave it out for a
+            module.
+        output: The part of the output to study: the name of a field (`"logits"`), an index into a tuple, or a
+            function that maps the output to a tensor. The default, `None`, studies the whole output, which must then
+            be one tensor.
 
-    >>> model = Model(torch.nn.Linear(3, 2))
-    >>> model(torch.ones(5, 3)).shape, model.n_params
-    (torch.Size([5, 2]), 8)
+    Attributes:
+        params: The initialisation w₀: the trainable parameters by name.
+        state: The fixed parameters and the buffers by name.
+        coupled: For each kind of input, whether the outputs depend on other samples of the batch. It is filled in
+            when it is first needed.
+
+    Raises:
+        ModelError: If the model has no trainable parameters, if a parameter is not finite, or if the module contains
+            dropout or batch normalisation in training mode.
+
+    Shape:
+        - Inputs: a tensor of shape `(n, ...)`, a tuple of tensors (positional arguments) or a dictionary of tensors
+          (keyword arguments).
+        - Output: `(n, ...)`.
+
+    Example:
+        >>> model = Model(nn.Linear(3, 2))
+        >>> model
+        Model(2 tensors, 8 parameters)
+        >>> x = torch.ones(5, 3)
+        >>> model(x).shape
+        torch.Size([5, 2])
+        >>> model.jacobian(x).shape  # 5 points with 2 outputs each, 8 parameters
+        torch.Size([10, 8])
+
+        A model can also be a function of its parameters, or a part of what a module returns:
+
+        >>> model = Model(lambda w, x: torch.tanh(x @ w["a"]) @ w["b"], {"a": torch.ones(3, 4), "b": torch.ones(4)})
+        >>> model(x).shape
+        torch.Size([5])
+        >>> recurrent = Model(nn.GRU(3, 4, batch_first=True), output=0)
+        >>> recurrent(torch.ones(5, 7, 3)).shape
+        torch.Size([5, 7, 4])
     """
 
     def __init__(
@@ -68,27 +107,59 @@ class Model(Studied):
             raise ModelError("The model has no trainable parameters; set requires_grad=True on those to study.")
         check_weights(self.params)
         self._graphs: dict[Any, list[Captured]] = {}
-        self.coupled: dict[Any, str] = {}  # what is known of samples that depend on each other, by kind of input
+        self.coupled: dict[Any, str] = {}  # how samples depend on each other, for each kind of input
 
     def __getstate__(self) -> dict[str, Any]:
-        """Traced programs are not copied or stored; they are made again where they are needed."""
+        """Leave out the traced programs, which are not copied or pickled but traced again when they are needed."""
         return {**self.__dict__, "_graphs": {}}
 
     @property
     def n_params(self) -> int:
-        """p, the dimension of the parameter space."""
+        """The number p of parameters, which is the dimension of the parameter space."""
         return sum(w.numel() for w in self.params.values())
 
     def as_studied(self, name: str, w: Tensor) -> Tensor:
-        """A parameter of the module in the form that is studied: complex numbers as pairs of reals."""
+        """Convert a parameter of the module to the form in which `params` holds it.
+
+        Args:
+            name: The name of the parameter.
+            w: The parameter as the module holds it, real or complex.
+
+        Returns:
+            The tensor itself if it is real. If it is complex, a real view with a last dimension of size 2 for the real
+            and imaginary parts.
+        """
         return torch.view_as_real(w.resolve_conj()) if name in self._forward.complex_names else w
 
     def as_given(self, name: str, w: Tensor) -> Tensor:
-        """The inverse of `as_studied`."""
+        """Convert a parameter from the form in which `params` holds it to that of the module.
+
+        This is the inverse of `as_studied`.
+
+        Args:
+            name: The name of the parameter.
+            w: The parameter as `params` holds it.
+
+        Returns:
+            The parameter as the module holds it, real or complex.
+        """
         return torch.view_as_complex(w.contiguous()) if name in self._forward.complex_names else w
 
     def __call__(self, x: Inputs, params: Params | None = None) -> Tensor:
-        """h(w) on the inputs x, at w₀ unless other parameters are given."""
+        """Evaluate h(w) on the inputs x.
+
+        Args:
+            x: The inputs: a tensor, a tuple of tensors (positional arguments) or a dictionary of tensors (keyword
+                arguments).
+            params: The parameters w by name. The default, `None`, evaluates the model at its initialisation w₀.
+
+        Returns:
+            The selected output, one floating-point tensor, usually of shape `(n, ...)`.
+
+        Raises:
+            InputError: If the forward fails on the inputs.
+            ModelError: If the model does not return one floating-point tensor.
+        """
         return self._evaluate(self.params if params is None else params, self.state, x)
 
     def _evaluate(self, params: Params, state: Params, x: Inputs) -> Tensor:
@@ -98,7 +169,7 @@ class Model(Studied):
             except RuntimeError:
                 if torch.is_grad_enabled() or torch.is_inference_mode_enabled():
                     raise
-                # A derivative inside the forward needs a graph, whatever the caller needs.
+                # A forward that computes a derivative itself needs a graph, even under the caller's `no_grad`.
                 with torch.enable_grad():
                     out = detached(self._forward(params, state, changed(x, Tensor.detach)))
         except LazyscopeError:
@@ -111,33 +182,82 @@ class Model(Studied):
         return f"Model({len(self.params)} tensors, {self.n_params} parameters)"
 
     def to(self, *args: Any, **kwargs: Any) -> Model:
-        """The same model on another device or in another dtype, as `torch.Tensor.to` for floating tensors."""
+        """Move or cast the parameters and the state.
+
+        Args:
+            *args: The device, the dtype or another tensor, as for `torch.Tensor.to`. Integer tensors move to the device
+                but keep their dtype.
+            **kwargs: The keyword arguments of `torch.Tensor.to`.
+
+        Returns:
+            A new model. This one is not changed.
+        """
         moved = copy.copy(self)
         moved.params = {k: cast(w, *args, **kwargs) for k, w in self.params.items()}
         moved.state = {k: cast(b, *args, **kwargs) for k, b in self.state.items()}
         return moved
 
+    @classmethod
+    def of(cls, model: Model | nn.Module) -> Model:
+        """Wrap a module in a `Model`, and return a `Model` unchanged.
+
+        Args:
+            model: A module or a model.
+
+        Returns:
+            The model.
+        """
+        return model if isinstance(model, Model) else cls(model)
+
+    def moved(self, v: Params, alpha: Alpha = 1.0) -> Model:
+        """Return the model at `w₀ + v/α`.
+
+        Args:
+            v: The displacement in tangent coordinates, by parameter name.
+            alpha: The scale α.
+
+        Returns:
+            The same function with these weights as its initialisation.
+        """
+        scale = check_alpha(alpha)
+        return self.at({name: w + v[name] / scale.to(w) for name, w in self.params.items()})
+
     def at(self, params: Params) -> Model:
-        """The same function with another initialisation."""
+        """Build a model with the same function and another initialisation.
+
+        Args:
+            params: The new w₀ by name, with an entry for each name in `self.params`.
+
+        Returns:
+            A new model. This one is not changed.
+        """
         moved = copy.copy(self)
         moved.params = {name: params[name].detach() for name in self.params}
         return moved
 
     def double(self) -> Model:
-        """The same model in float64: the reference against which everything is tested."""
+        """Cast the model to float64.
+
+        Returns:
+            A new model whose floating-point parameters and state are in float64. This one is not changed.
+        """
         return self.to(dtype=torch.float64)
 
     def graph(self, params: Params, state: Params, x: Inputs, at: Params | None = None) -> Captured:
-        """The traced forward for these inputs.
+        """Return the traced forward for these inputs.
 
-        It is traced once for each shape, dtype and device of the inputs, and again where the forward reads other values
-        of the inputs or chooses otherwise.
+        The forward is traced once for each combination of shapes, dtypes and devices of the inputs. It is traced again
+        if control flow depends on values of the inputs or on the parameters, and these have changed.
 
         Args:
-            params: w₀.
-            state: Parameters that do not move, and buffers.
+            params: The initialisation w₀ by name.
+            state: The fixed parameters and the buffers by name.
             x: The inputs.
-            at: The weights whose choices count (which experts are used); w₀ by default.
+            at: The parameters that decide the control flow, such as which experts are used. The default, `None`, uses
+                `params`.
+
+        Returns:
+            The traced graph, with the conditions under which it is valid.
         """
         names, leaves = flatten(x)
         first = next(iter(params.values()))
@@ -148,18 +268,42 @@ class Model(Studied):
         return self._select(params if at is None else at, state, x, key)
 
     def program(self, captured: Captured) -> Program:
-        """The base and increment programs of a traced forward."""
+        """Return the base program and the increment program of a traced forward.
+
+        Args:
+            captured: A traced forward from `graph`.
+
+        Returns:
+            The program that computes the values at w₀, and the program that computes increments from them. Both are
+            stored with the traced forward, so that they are built once.
+        """
         found: Program | None = captured.memo.get("program")
         if found is None:
             found = captured.memo["program"] = split(captured, len(self.params))
         return found
 
     def kinked(self, x: Inputs) -> bool:
-        """Whether some operation of the forward (ReLU, max-pooling, sorting) is not everywhere differentiable."""
+        """Check whether the forward contains an operation that is not differentiable everywhere.
+
+        Args:
+            x: The inputs for which the forward is traced.
+
+        Returns:
+            True if the forward contains an operation such as ReLU, max-pooling or sorting.
+        """
         return self.program(self.graph(self.params, self.state, x)).kinked
 
     def base(self, params: Params, state: Params, x: Inputs) -> tuple[Captured, tuple[Any, ...]]:
-        """The traced forward for these inputs, and what its increments need of the values at w₀ = params."""
+        """Trace the forward for these inputs and evaluate it at w₀.
+
+        Args:
+            params: The initialisation w₀ by name.
+            state: The fixed parameters and the buffers by name.
+            x: The inputs.
+
+        Returns:
+            The traced forward, and the intermediate values at w₀ that the increments need, with h(w₀) as the last one.
+        """
         captured = self.graph(params, state, x)
         return captured, self._values(captured, params, state, x)
 
@@ -173,7 +317,25 @@ class Model(Studied):
         return values
 
     def increment(self, params: Params, state: Params, x: Inputs, scale: Scale, v: Params) -> tuple[Tensor, Tensor]:
-        """h(w₀) and α(h(w₀ + v/α) - h(w₀)) for w₀ = params."""
+        """Compute h(w₀) and the increment α(h(w₀ + v/α) - h(w₀)).
+
+        The increment is built up operation by operation, without a difference of two nearly equal outputs, and is
+        differentiable in v.
+
+        Args:
+            params: The initialisation w₀ by name.
+            state: The fixed parameters and the buffers by name.
+            x: The inputs.
+            scale: The scale α, as `Scale.of(alpha)`. An infinite α gives Dh(w₀)v.
+            v: The displacement by name, with the shapes of `params`.
+
+        Returns:
+            h(w₀) and the increment, both of the shape of the output.
+
+        Raises:
+            ModelError: If the shape of the output depends on the parameters, or if α is infinite and the forward is
+                undecided at w₀ (a tie between two choices).
+        """
         captured, values = self.base(params, state, x)
         moves = [v[name] for name in params]
         lazy = not isinstance(scale.alpha, Tensor) and math.isinf(scale.alpha)
@@ -187,12 +349,13 @@ class Model(Studied):
         other = captured if lazy else self.graph(params, state, x, now)
         if other is captured:
             return initial, self.program(captured).increment(scale, moves, values)
-        # The choices at the present weights differ: increments are taken with them, and the jump at w₀ is added.
+        # The choices at w₀ + v/α differ from those at w₀. The increment is computed with the present choices, and the
+        # jump between the two outputs at w₀ is added.
         held = self._values(other, params, state, x)
         if held[-1].shape != values[-1].shape:
             raise ModelError(
                 "The shape of the model's output depends on its parameters, so it has no increment; return an output"
-                " of fixed shape (scatter the results back into place)."
+                " of fixed shape (scatter the results back to their positions)."
             )
         jump = scale.times(held[-1] - values[-1]).to(initial.dtype)
         return initial, self.program(other).increment(scale, moves, held) + jump
@@ -200,7 +363,7 @@ class Model(Studied):
     # `torch.compiler.disable` would import the compiler now, which takes longer than the rest of lazyscope.
     @_disable_dynamo
     def _select(self, params: Params, state: Params, x: Inputs, key: Any) -> Captured:
-        """A graph that is valid for these inputs and these weights, traced if there is none yet."""
+        """Find a graph that is valid for these inputs and weights, or trace one."""
         known = self._graphs.get(key, [])
         leaves = [t.detach() for t in (*params.values(), *state.values(), *flatten(x)[1])]
         made: bytes | None = None
@@ -213,7 +376,7 @@ class Model(Studied):
                     continue
             return captured
         with torch.no_grad():
-            self._evaluate(params, state, x)  # bad inputs fail here, with a remedy
+            self._evaluate(params, state, x)  # invalid inputs raise an error that names the remedy
         check_inputs(x)
         captured = capture(self.function(flatten(x)[0]), leaves, len(params), len(params) + len(state))
         if captured.chosen:
@@ -225,7 +388,15 @@ class Model(Studied):
         return digest(lambda: self._evaluate(params, state, x))
 
     def function(self, keys: Any) -> Callable[..., Any]:
-        """The forward as a function of all its tensors in order: parameters, state, inputs of the structure `keys`."""
+        """Return the forward as a function of a flat list of tensors.
+
+        Args:
+            keys: The structure of the inputs, from `flatten`.
+
+        Returns:
+            A function that takes the parameters, the state and the tensors of the inputs as positional arguments, in
+            this order, and returns the selected output.
+        """
         names, fixed = list(self.params), list(self.state)
 
         def function(*flat: Tensor) -> Any:
@@ -236,16 +407,43 @@ class Model(Studied):
         return function
 
     def coordinates(self, x: Inputs, alpha: Alpha = 1.0, *, centred: bool = False) -> Coordinates:
-        """v ↦ α(h(w₀ + v/α) - h(w₀)) on the inputs x, plus αh(w₀) unless centred."""
+        """Return the map v ↦ α(h(w₀ + v/α) - h(w₀)) on fixed inputs, plus αh(w₀) unless `centred`.
+
+        Everything that depends only on w₀ and on the inputs is computed once, in this call.
+
+        Args:
+            x: The inputs.
+            alpha: The scale α > 0. `math.inf` gives the tangent model Dh(w₀)v.
+            centred: Whether to leave out αh(w₀). It must be True if α is infinite and h(w₀) is not zero.
+
+        Returns:
+            The tangent coordinates, with methods for the outputs, their derivatives and the tangent kernel.
+
+        Raises:
+            ScaleError: If α is not positive, or if αh(w₀) is infinite.
+        """
         return ModelCoordinates(self, x, float(check_alpha(alpha)), centred)
 
     def jacobian(self, x: Inputs) -> Tensor:
-        """Dh(w₀) as a dense matrix, (outputs of all points, flattened) × p: the reference for small models."""
+        """Compute the Jacobian Dh(w₀) as a dense matrix.
+
+        The matrix holds (number of outputs) × (number of parameters) entries, so this method is meant for small models.
+
+        Args:
+            x: The inputs.
+
+        Returns:
+            A matrix of shape `(N, p)`, where N is the number of outputs of all points. Rows are ordered as
+            `model(x).flatten()`, and columns as the parameters in `params`, each flattened.
+
+        Raises:
+            ModelError: If the output does not depend on the trainable parameters.
+        """
         out, leaves = self._with_graph(x)
         rows = torch.eye(out.numel(), dtype=out.dtype, device=out.device).view(-1, *out.shape)
         try:
             blocks = _rows(out, leaves, rows, batched=True)
-        except RuntimeError:  # an operation without a batched backward pass
+        except RuntimeError:  # an operation does not support a batched backward pass
             blocks = torch.cat([_rows(out, leaves, row, batched=False)[None] for row in rows])
         return blocks
 
@@ -259,7 +457,7 @@ class Model(Studied):
 
 
 _KEPT = 8
-"""Programs that are kept for one shape of inputs, when a forward reads values or chooses."""
+"""The number of programs kept for one shape of inputs, for a forward whose control flow depends on values."""
 
 
 def _rows(out: Tensor, leaves: dict[str, Tensor], u: Tensor, *, batched: bool) -> Tensor:
@@ -271,7 +469,7 @@ def _rows(out: Tensor, leaves: dict[str, Tensor], u: Tensor, *, batched: bool) -
 
 
 class ModelCoordinates(Coordinates):
-    """One model on given data: the values at w₀ are computed once, here."""
+    """The tangent coordinates of one model on given data. The values at w₀ are computed once, in the constructor."""
 
     def __init__(self, model: Model, x: Inputs, alpha: float, centred: bool) -> None:
         self.batch = ()
@@ -285,11 +483,11 @@ class ModelCoordinates(Coordinates):
         self._offset = offset(self._values[-1], self.alpha, centred)
 
     def zeros(self) -> dict[str, Tensor]:
-        """v = 0."""
+        """Return v = 0, the initialisation."""
         return {name: torch.zeros_like(w) for name, w in self._model.params.items()}
 
     def outputs(self, v: Params) -> Tensor:
-        """y_α(v)."""
+        """Compute y_α(v), differentiably in v."""
         if self._captured.chosen:
             delta = self._model.increment(self._model.params, self._model.state, self._x, self._scale, v)[1]
         else:
@@ -297,23 +495,23 @@ class ModelCoordinates(Coordinates):
         return delta if self._offset is None else delta + self._offset
 
     def kernel(self) -> Tensor:
-        """Dh(w₀)Dh(w₀)ᵀ, dense."""
+        """Compute the tangent kernel Dh(w₀)Dh(w₀)ᵀ as a dense matrix."""
         jacobian = self._model.jacobian(self._x)
         return jacobian @ jacobian.T
 
 
 def detached(out: Any) -> Any:
-    """An output without its graph."""
+    """Detach an output if it is a tensor."""
     return out.detach() if isinstance(out, Tensor) else out
 
 
 def prefers_speed(device: str) -> bool:
-    """Whether torch's own settings trade precision for speed here (autocast, TF32): then w₀'s values follow suit."""
+    """Check whether torch's settings (autocast, TF32) trade precision for speed; the values at w₀ then do so too."""
     return torch.is_autocast_enabled(device) or (device == "cuda" and torch.backends.cudnn.allow_tf32)
 
 
 def cast(t: Tensor, *args: Any, **kwargs: Any) -> Tensor:
-    """`t.to(…)`; integers keep their dtype."""
+    """Apply `t.to(…)`, but keep the dtype of integer tensors."""
     if t.is_floating_point():
         return t.to(*args, **kwargs)
     device = torch._C._nn._parse_to(*args, **kwargs)[0]
@@ -321,5 +519,12 @@ def cast(t: Tensor, *args: Any, **kwargs: Any) -> Tensor:
 
 
 def studied(model: Studied | nn.Module) -> Studied:
-    """A plain module as the `Model` that it is now; whatever has tangent coordinates as it is."""
+    """Convert a module to a `Model`.
+
+    Args:
+        model: A module, or an object that has tangent coordinates (a `Model`, an `Ensemble`, a `TwoLayer`).
+
+    Returns:
+        A `Model` of the module as it is now. Any other object is returned unchanged.
+    """
     return Model(model) if isinstance(model, nn.Module) else model

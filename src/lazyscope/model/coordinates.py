@@ -1,9 +1,9 @@
 """Tangent coordinates of a model on given data: the map v ↦ y_α(v) that every flow integrates.
 
-With w = w₀ + v/α the gradient flow of F_α(w) = R(αh(w))/α² is v' = -∇_v R(y_α(v)): plain descent on the plain
-loss, for every α, ∞ included. `Coordinates` is that map with the data bound in, so that what depends on w₀ and on
-the data alone is computed once. One object may hold many members (seeds, scales, widths): then v, outputs and α
-carry the leading dimensions `batch`, and a flow moves all of them as one program.
+With w = w₀ + v/α, the gradient flow of F_α(w) = R(αh(w))/α² is v' = -∇_v R(y_α(v)). This is the gradient flow of the
+unscaled loss, for every α including infinity. `Coordinates` represents this map for fixed data, so that everything that
+depends only on w₀ and on the data is computed once. One object may hold many members (seeds, scales, widths). Then v,
+the outputs and α have the leading dimensions `batch`, and a flow integrates all members as one program.
 """
 
 from __future__ import annotations
@@ -18,17 +18,17 @@ from torch import Tensor
 
 from lazyscope._typing import Inputs, Params
 from lazyscope.ambient import derivatives
-from lazyscope.errors import ScaleError
+from lazyscope.errors import ModelError, ScaleError
 
 Alpha = float | int | Sequence[float] | Tensor
-"""A scale, or one for each member of a batch."""
+"""A scale α, or one scale for each member of a batch."""
 
 Pull: TypeAlias = Callable[[Tensor], dict[str, Tensor]]
-"""u, of the shape of the outputs, ↦ a derivative's transpose applied to it."""
+"""A function that applies the transpose of a derivative to a tensor of the shape of the outputs."""
 
 
 def check_alpha(alpha: Alpha) -> Tensor:
-    """α as a float64 tensor; refuses what is not positive."""
+    """Convert α to a float64 tensor on the CPU, and raise an error if it is not positive."""
     value = torch.as_tensor(alpha, dtype=torch.float64, device="cpu")
     if bool((value.isnan() | (value <= 0)).any()):
         raise ScaleError(f"The scale α must be positive (math.inf is allowed), but it is {alpha!r}; pass α > 0.")
@@ -38,8 +38,9 @@ def check_alpha(alpha: Alpha) -> Tensor:
 class Coordinates(ABC):
     """The map v ↦ y_α(v) on fixed data.
 
-    `batch` are the leading dimensions of every v and of the outputs, `()` for one model. `alpha` has shape `batch`
-    (float64, on the CPU) and may hold `inf`.
+    Attributes:
+        batch: The leading dimensions of every v and of the outputs, which are `()` for one model.
+        alpha: The scales, a float64 tensor on the CPU of shape `batch`. They may be infinite.
     """
 
     batch: tuple[int, ...]
@@ -47,44 +48,105 @@ class Coordinates(ABC):
 
     @abstractmethod
     def zeros(self) -> dict[str, Tensor]:
-        """v = 0: the initialisation."""
+        """Return v = 0, the initialisation.
+
+        Returns:
+            Tensors of zeros by parameter name, each with the leading dimensions `batch`.
+        """
 
     @abstractmethod
     def outputs(self, v: Params) -> Tensor:
-        """y_α(v), of shape `(*batch, n, …)`; differentiable in v by autograd."""
+        """Compute y_α(v), differentiably in v.
+
+        Args:
+            v: The displacement by parameter name.
+
+        Returns:
+            The outputs, of shape `(*batch, n, ...)`.
+        """
 
     @abstractmethod
     def kernel(self) -> Tensor:
-        """The tangent kernel Dh(w₀)Dh(w₀)ᵀ on the data, `(*batch, N, N)`, N the outputs of all points, flattened."""
+        """Compute the tangent kernel Dh(w₀)Dh(w₀)ᵀ on the data.
+
+        Returns:
+            A tensor of shape `(*batch, N, N)`, where N is the number of outputs of all points.
+        """
 
     def linearise(self, v: Params) -> tuple[Tensor, Pull]:
-        """y_α(v), and u ↦ Dy_α(v)ᵀu for u of its shape, to be asked once: by autograd, unless known by hand."""
+        """Compute y_α(v) and the transpose of its derivative at v.
+
+        The derivative is computed by autograd unless a subclass overrides this method.
+
+        Args:
+            v: The displacement by parameter name.
+
+        Returns:
+            The outputs y_α(v), and the function u ↦ Dy_α(v)ᵀu for u of the shape of the outputs. Call the function at
+            most once.
+        """
         with derivatives():
             leaves = {name: value.detach().requires_grad_() for name, value in v.items()}
             y = self.outputs(leaves)
         return y.detach(), partial(_pulled, y, leaves)
 
     def pull_back(self, u: Tensor) -> dict[str, Tensor]:
-        """Dh(w₀)ᵀu for u of the shape of the outputs."""
+        """Compute Dh(w₀)ᵀu.
+
+        Args:
+            u: A tensor of the shape of the outputs.
+
+        Returns:
+            The product by parameter name.
+        """
         return self.linearise(self.zeros())[1](u)
 
 
 def _pulled(y: Tensor, leaves: dict[str, Tensor], u: Tensor) -> dict[str, Tensor]:
-    """yᵀu differentiated in the leaves."""
+    """Compute the gradient of yᵀu with respect to the leaves."""
     gradients = torch.autograd.grad(y, list(leaves.values()), u, materialize_grads=True)
     return dict(zip(leaves, gradients, strict=True))
 
 
 class Studied(ABC):
-    """Anything that has tangent coordinates: a model, a stack of models, a family of two-layer nets."""
+    """The base class of everything that has tangent coordinates: `Model`, `Ensemble` and `TwoLayer`."""
 
     @abstractmethod
     def coordinates(self, x: Inputs, alpha: Alpha = 1.0, *, centred: bool = False) -> Coordinates:
-        """y_α(v) = α(h(w₀ + v/α) - h(w₀)) [+ αh(w₀) unless `centred`] on the inputs x."""
+        """Return the map v ↦ α(h(w₀ + v/α) - h(w₀)) on fixed inputs, plus αh(w₀) unless `centred`.
+
+        Args:
+            x: The inputs.
+            alpha: The scale α > 0, or one scale for each member. `math.inf` is allowed.
+            centred: Whether to leave out αh(w₀).
+
+        Returns:
+            The tangent coordinates on these inputs.
+        """
+
+    def double(self) -> Studied:
+        """Return the same model in float64.
+
+        Raises:
+            ModelError: If this kind of model has no float64 form.
+        """
+        raise ModelError(f"A {type(self).__name__} cannot be converted to float64; pass a Model or a TwoLayer.")
+
+    def moved(self, v: Params, alpha: Alpha = 1.0) -> Studied:
+        """Return the model whose initialisation is `w₀ + v/α`.
+
+        Args:
+            v: The displacement in tangent coordinates, by parameter name.
+            alpha: The scale α.
+
+        Raises:
+            ModelError: If this kind of model has only one initialisation.
+        """
+        raise ModelError(f"A {type(self).__name__} cannot be moved to other weights; pass a Model or a TwoLayer.")
 
 
 def offset(initial: Tensor, alpha: Tensor, centred: bool) -> Tensor | None:
-    """αh(w₀), or nothing when centred or zero; an infinite one is refused. `alpha` broadcasts against `initial`."""
+    """Compute αh(w₀), or None if it is left out or zero; raise an error if it is infinite. The arguments broadcast."""
     if centred or not bool(initial.any()):
         return None
     if bool(alpha.isinf().any()):

@@ -1,4 +1,4 @@
-"""Many models of one shape as one batched program: seeds, scales and starts side by side."""
+"""Many models of the same architecture as one batched program, for different seeds, scales and initialisations."""
 
 from __future__ import annotations
 
@@ -16,19 +16,43 @@ from lazyscope.model.increment import Scale
 
 
 class Ensemble(Studied):
-    """Models with the same parameters' names and shapes and the same forward, moved together under `vmap`.
+    """Several models of the same architecture, evaluated and trained together as one program under `vmap`.
 
-    Members see the same inputs, or, with `own_inputs=True`, each its own: x then has the members as first dimension.
-    α is one number or one for each member.
+    The members have the same forward and parameters of the same names and shapes; their initialisations may differ.
+    The forward of the first member is traced and used for all of them. Each member can have its own scale α. A flow
+    such as `gradient_descent` treats an ensemble as it treats one model, and its results have the members as a
+    dimension.
 
-    >>> nets = [torch.nn.Linear(2, 1) for _ in range(3)]
-    >>> y = Ensemble(nets).coordinates(torch.ones(5, 2), alpha=[1.0, 10.0, float("inf")], centred=True)
-    >>> y.outputs(y.zeros()).shape
-    torch.Size([3, 5, 1])
+    Args:
+        models: The members, as modules or models of one architecture. There must be at least one.
+        own_inputs: Whether each member has its own inputs. With True, the first dimension of every input tensor counts
+            the members. With False, all members share the same inputs.
+
+    Attributes:
+        models: The members, as a list of models.
+        params: The initialisations w₀ by name, stacked along a first dimension that counts the members.
+        state: The fixed parameters and the buffers by name, stacked in the same way.
+        own_inputs: Whether each member has its own inputs.
+
+    Raises:
+        ModelError: If there are no models, or if the names or shapes of their parameters differ.
+
+    Shape:
+        - Inputs: `(n, ...)`, or `(members, n, ...)` with `own_inputs=True`.
+        - Outputs: `(members, n, ...)`.
+
+    Example:
+        >>> nets = [torch.nn.Linear(2, 1) for _ in range(3)]
+        >>> ensemble = Ensemble(nets)
+        >>> y = ensemble.coordinates(torch.ones(5, 2), alpha=[1.0, 10.0, float("inf")], centred=True)
+        >>> y.outputs(y.zeros()).shape
+        torch.Size([3, 5, 1])
+        >>> y.kernel().shape  # one tangent kernel per member
+        torch.Size([3, 5, 5])
     """
 
     def __init__(self, models: Sequence[Model | torch.nn.Module], *, own_inputs: bool = False) -> None:
-        self.models = [model if isinstance(model, Model) else Model(model) for model in models]
+        self.models = [Model.of(model) for model in models]
         if not self.models:
             raise ModelError("An ensemble needs at least one model; pass a non-empty list.")
         shapes = [{name: w.shape for name, w in model.params.items()} for model in self.models]
@@ -39,16 +63,32 @@ class Ensemble(Studied):
         self.state = {name: torch.stack([m.state[name] for m in self.models]) for name in self.models[0].state}
 
     def coordinates(self, x: Inputs, alpha: Alpha = 1.0, *, centred: bool = False) -> Coordinates:
-        """v ↦ y_α(v) of all members on the inputs x."""
+        """Return the map v ↦ y_α(v) of all members on fixed inputs.
+
+        Args:
+            x: The inputs, shared by the members. With `own_inputs=True`, each tensor has the members as its first
+                dimension.
+            alpha: The scale α > 0, as one number or as one number for each member. `math.inf` is allowed.
+            centred: Whether to leave out αh(w₀). It must be True if some α is infinite and h(w₀) is not zero.
+
+        Returns:
+            The tangent coordinates, whose `batch` is `(members,)`.
+
+        Raises:
+            ScaleError: If α is not positive, if its length is not the number of members, or if αh(w₀) is infinite.
+            ModelError: If the control flow of the forward depends on values, which may differ between the members.
+        """
         scales = check_alpha(alpha)
         count = len(self.models)
         if scales.dim() > 1 or (scales.dim() == 1 and len(scales) != count):
-            raise ScaleError(f"Got {tuple(scales.shape)} scales for {count} models; pass one α, or one for each model.")
+            raise ScaleError(
+                f"α has the shape {tuple(scales.shape)} for {count} models; pass one number, or one for each model."
+            )
         return EnsembleCoordinates(self, x, scales.expand(count), centred)
 
 
 class EnsembleCoordinates(Coordinates):
-    """All members of an ensemble on given data."""
+    """The tangent coordinates of all members of an ensemble on given data."""
 
     def __init__(self, ensemble: Ensemble, x: Inputs, alpha: Tensor, centred: bool) -> None:
         self.batch, self.alpha = (len(ensemble.models),), alpha
@@ -60,7 +100,7 @@ class EnsembleCoordinates(Coordinates):
         if not captured.unconditional:
             raise ModelError(
                 "The forward of an ensemble reads values of its tensors (routing, a branch on inputs), which may differ"
-                " between members; study the models one by one."
+                " between members; study the models one at a time."
             )
         if bool(alpha.isinf().any()):
             captured.check_limit()
@@ -80,16 +120,16 @@ class EnsembleCoordinates(Coordinates):
         self._offset = offset(initial, alpha.reshape(-1, *(1,) * (initial.dim() - 1)), centred)
 
     def zeros(self) -> dict[str, Tensor]:
-        """v = 0 for every member."""
+        """Return v = 0, the initialisation of every member."""
         return {name: torch.zeros_like(w) for name, w in self._ensemble.params.items()}
 
     def outputs(self, v: Params) -> Tensor:
-        """y_α(v), members first."""
+        """Compute y_α(v), with the members as the first dimension."""
         delta = self._increment(self._alpha, [v[name] for name in self._ensemble.params], self._values)
         return delta if self._offset is None else delta + self._offset
 
     def kernel(self) -> Tensor:
-        """Dh(w₀)Dh(w₀)ᵀ of each member, dense."""
+        """Compute the tangent kernel Dh(w₀)Dh(w₀)ᵀ of each member as a dense matrix."""
         keys, leaves = flatten(self._x)
         inputs = (
             [unflatten(keys, [t[i] for t in leaves]) for i in range(self.batch[0])]

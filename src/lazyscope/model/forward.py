@@ -1,9 +1,10 @@
-"""The forward of a module or of a function, as a function of parameters, fixed state and inputs."""
+"""The forward of a module or of a function, as a function of its parameters, its fixed state and its inputs."""
 
 from __future__ import annotations
 
 import contextlib
 import copy
+import threading
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, TypeAlias, final
 
@@ -17,7 +18,7 @@ from lazyscope.errors import ModelError
 from lazyscope.model.inputs import Call
 
 Output: TypeAlias = str | int | Callable[[Any], Tensor] | None
-"""Which part of what a module returns is studied: a field, a place in a tuple, a function of it, or all of it."""
+"""The part of a module's output to study: a field, an index into a tuple, a function of it, or None for all of it."""
 
 
 @contextlib.contextmanager
@@ -32,27 +33,44 @@ def _plain() -> Iterator[None]:
 
 
 plain_kernels = Shared(_plain)
-"""Attention and transformer layers in their plain form: the fused kernels cannot be differentiated twice."""
+"""Disable the fused kernels of attention and transformer layers, which cannot be differentiated twice."""
 
 
 @final
 class ModuleForward:
-    """(parameters, fixed state, inputs) ↦ the module's output, by a copy of the module."""
+    """The map (parameters, fixed state, inputs) ↦ output of a module, computed by a copy of the module."""
 
     def __init__(self, net: nn.Module, output: Output, complex_names: frozenset[str]) -> None:
         self.net, self.output, self.complex_names = net, output, complex_names
+        self._copies = threading.local()
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"net": self.net, "output": self.output, "complex_names": self.complex_names}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._copies = threading.local()
+
+    @property
+    def own(self) -> nn.Module:
+        """The copy of the module for this thread, as `functional_call` replaces tensors in place. Tensors are shared."""
+        if not hasattr(self._copies, "net"):
+            tensors = {id(t): t for t in (*self.net.parameters(), *self.net.buffers())}
+            self._copies.net = copy.deepcopy(self.net, tensors)
+        found: nn.Module = self._copies.net
+        return found
 
     def __call__(self, w: Params, s: Params, x: Inputs) -> Any:
         call = Call.of(x)
         joined = {n: torch.complex(t[..., 0], t[..., 1]) if n in self.complex_names else t for n, t in w.items()}
         with plain_kernels:
-            out = torch.func.functional_call(self.net, {**joined, **s}, call.args, dict(call.kwargs))
+            out = torch.func.functional_call(self.own, {**joined, **s}, call.args, dict(call.kwargs))
             return aligned(select(out, self.output), w)
 
 
 @final
 class FunctionForward:
-    """(parameters, nothing, inputs) ↦ f(parameters, inputs)."""
+    """The map (parameters, empty state, inputs) ↦ f(parameters, inputs) of a function."""
 
     complex_names: frozenset[str] = frozenset()
 
@@ -65,11 +83,11 @@ class FunctionForward:
 
 
 Forward = ModuleForward | FunctionForward
-"""(parameters, fixed state, inputs) ↦ output."""
+"""The map (parameters, fixed state, inputs) ↦ output."""
 
 
 def aligned(out: Any, w: Params) -> Any:
-    """An output that a model casts to less than the precision of its parameters, in their precision."""
+    """Cast an output of lower precision than the parameters to the precision of the parameters."""
     if not isinstance(out, Tensor) or not out.is_floating_point():
         return out
     dtype = torch.promote_types(out.dtype, next(iter(w.values())).dtype) if w else out.dtype
@@ -77,7 +95,7 @@ def aligned(out: Any, w: Params) -> Any:
 
 
 def select(out: Any, output: Output) -> Any:
-    """The part of an output that is studied."""
+    """Select the part of an output to study."""
     if output is None:
         return out
     if callable(output):
@@ -89,7 +107,7 @@ def select(out: Any, output: Output) -> Any:
     except (AttributeError, KeyError, IndexError, TypeError) as error:
         fields = ", ".join(map(str, out)) if isinstance(out, Mapping) else type(out).__name__
         raise ModelError(
-            f"The model's output has no field {output!r} ({fields}); name one that it has, or pass a function."
+            f"The model's output has no field {output!r} ({fields}); name one of its fields, or pass a function."
         ) from error
 
 
@@ -98,11 +116,11 @@ _BATCH_NORMS = (nn.modules.batchnorm._BatchNorm,)
 
 
 def unwrapped(net: nn.Module) -> nn.Module:
-    """The module inside `torch.compile(net)` and `DistributedDataParallel(net)`."""
+    """Return the module inside `torch.compile(net)` or `DistributedDataParallel(net)`."""
     if isinstance(net, torch.jit.ScriptModule):
         raise ModelError(
-            f"The model is a {type(net).__name__}, which cannot be differentiated as often as needed; pass the"
-            " nn.Module that it was made from."
+            f"The model is a {type(net).__name__}, which does not support higher derivatives; pass the nn.Module that"
+            " it was made from."
         )
     while True:
         inner = getattr(net, "_orig_mod", None)
@@ -114,7 +132,7 @@ def unwrapped(net: nn.Module) -> nn.Module:
 
 
 def from_module(net: nn.Module, output: Output) -> tuple[Forward, dict[str, Tensor], dict[str, Tensor]]:
-    """The forward, the trainable parameters and the rest of a module; the module itself is not kept."""
+    """Return the forward, the trainable parameters and the state of a copy of a module."""
     net = unwrapped(net)
     for name, module in net.named_modules():
         if isinstance(module, _DROPOUTS) and module.training and module.p > 0:
@@ -128,11 +146,11 @@ def from_module(net: nn.Module, output: Output) -> tuple[Forward, dict[str, Tens
             )
         if isinstance(module, torch.jit.ScriptModule):
             raise ModelError(
-                f"Layer {name!r} is a ScriptModule, which cannot be differentiated as often as needed; use the"
-                " nn.Module that it was made from."
+                f"Layer {name!r} is a ScriptModule, which does not support higher derivatives; use the nn.Module that"
+                " it was made from."
             )
     if any(isinstance(p, nn.parameter.UninitializedParameter) for p in net.parameters()):
-        raise ModelError("The model has lazy layers without shape yet; run it once on data before Model(net).")
+        raise ModelError("The model has lazy layers without a shape; run it once on data before Model(net).")
     for name, p in net.named_parameters():
         if p.layout != torch.strided:
             raise ModelError(f"Parameter {name!r} is sparse; make it dense, or a buffer if it is not trained.")
@@ -148,27 +166,27 @@ def from_module(net: nn.Module, output: Output) -> tuple[Forward, dict[str, Tens
 
 
 def copied(net: nn.Module) -> nn.Module:
-    """A copy of a module, as it is studied."""
-    # Sparse buffers (an adjacency matrix) are studied in their dense form: torch cannot copy or trace all of them.
+    """Copy a module and prepare the copy for tracing."""
+    # Sparse buffers (such as an adjacency matrix) are made dense, as torch cannot copy or trace all sparse layouts.
     dense = {id(b): b.to_dense() for b in net.buffers() if b.layout != torch.strided}
     try:
         kept = copy.deepcopy(net, dense)
     except RuntimeError as error:
         raise ModelError(
-            "The module holds tensors that carry a graph and can't be copied; detach them, or use torch.nn.utils."
-            f"parametrizations instead of hooks ({str(error).splitlines()[0]})."
+            "The module holds tensors with an autograd graph, which cannot be copied; detach them, or use"
+            f" torch.nn.utils.parametrizations instead of hooks ({str(error).splitlines()[0]})."
         ) from error
     for module in kept.modules():
-        module._compiled_call_impl = None  # net.compile() replaces the call; it is traced as it is written
+        module._compiled_call_impl = None  # net.compile() replaces the call, but the original forward is traced
         if isinstance(module, nn.Embedding | nn.EmbeddingBag):
-            module.sparse = False  # the same values and gradients, held densely
+            module.sparse = False  # the same values and gradients, stored as dense tensors
     return kept
 
 
 def from_function(
     function: Callable[..., Any], params: Mapping[str, Any], output: Output
 ) -> tuple[Forward, dict[str, Tensor], dict[str, Tensor]]:
-    """The forward of a function of a dict of tensors."""
+    """Return the forward, the parameters and the empty state of a function of a dictionary of tensors."""
     if not isinstance(params, Mapping) or not all(isinstance(w, Tensor) for w in params.values()):
         raise ModelError("Parameters must be a dict of tensors; pass Model(f, {'name': tensor, …}).")
     start = {name: w.detach().clone() for name, w in params.items() if w.is_floating_point()}

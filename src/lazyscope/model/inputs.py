@@ -1,4 +1,4 @@
-"""What a model takes: tensors in tuples, lists and dicts, with constants such as `use_cache=False` between them."""
+"""The inputs of a model: tensors in tuples, lists and dictionaries, mixed with constants such as `use_cache=False`."""
 
 from __future__ import annotations
 
@@ -17,14 +17,19 @@ from lazyscope.errors import InputError
 @final
 @dataclass(frozen=True)
 class Call:
-    """Positional and keyword arguments together, as a module is called."""
+    """The positional and keyword arguments of a call to a module.
+
+    Args:
+        args: The positional arguments.
+        kwargs: The keyword arguments.
+    """
 
     args: tuple[Any, ...] = ()
     kwargs: Mapping[str, Any] = field(default_factory=dict)
 
     @staticmethod
     def of(x: Inputs) -> Call:
-        """How a forward is called with the inputs x: a tuple is positional, a dict goes by name."""
+        """Convert inputs to arguments: a tuple holds positional arguments, and a dictionary keyword arguments."""
         if isinstance(x, Call):
             return x
         if isinstance(x, Mapping):
@@ -33,21 +38,32 @@ class Call:
 
 
 def as_inputs(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Inputs:
-    """The inputs of a call; a single tuple or dict is unpacked, as everywhere in lazyscope."""
+    """Convert the arguments of a call to inputs, where a single tuple or dictionary stands for several arguments."""
     if not kwargs:
         return args[0] if len(args) == 1 else args
     return Call(args, kwargs) if args else dict(kwargs)
 
 
 Keys = Any
-"""The structure of inputs without their tensors: hashable, and compared between calls."""
+"""The structure of inputs without their tensors. It is hashable and is compared between calls."""
 
 _TENSOR = "tensor"
 _CONSTANTS = (bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device)
 
 
 def flatten(x: Inputs) -> tuple[Keys, Sequence[Tensor]]:
-    """The tensors of the inputs, and how to put them back."""
+    """Separate the inputs of a model into their structure and their tensors.
+
+    Args:
+        x: The inputs: a tensor, or a tuple or dictionary that contains tensors, nested tuples, lists and dictionaries,
+            and constants.
+
+    Returns:
+        The structure, which is hashable, and the tensors in order. `unflatten` is the inverse.
+
+    Raises:
+        InputError: If the inputs contain no tensor, or an object of another type.
+    """
     if isinstance(x, Tensor):
         return _TENSOR, (ordinary(x),)
     leaves: list[Tensor] = []
@@ -58,7 +74,15 @@ def flatten(x: Inputs) -> tuple[Keys, Sequence[Tensor]]:
 
 
 def unflatten(keys: Keys, leaves: Sequence[Tensor]) -> Inputs:
-    """The inverse of `flatten`."""
+    """Rebuild the inputs of a model from their structure and their tensors.
+
+    Args:
+        keys: The structure, from `flatten`.
+        leaves: The tensors, in the order of `flatten`.
+
+    Returns:
+        The inputs.
+    """
     return _rebuilt(keys, iter(leaves))
 
 
@@ -96,18 +120,32 @@ def _rebuilt(keys: Keys, leaves: Iterator[Tensor]) -> Any:
 
 
 def changed(x: Inputs, change: Callable[[Tensor], Tensor]) -> Inputs:
-    """The same inputs with each tensor changed."""
+    """Apply a function to each tensor of the inputs."""
     keys, leaves = flatten(x)
     return unflatten(keys, [change(leaf) for leaf in leaves])
 
 
 def check_inputs(x: Inputs) -> None:
-    """Refuse NaN, infinities and what is not made of tensors."""
+    """Check that inputs consist of tensors without NaN and infinity.
+
+    Args:
+        x: The inputs of a model.
+
+    Raises:
+        InputError: If the inputs contain NaN or infinity, or if they do not consist of tensors.
+    """
     leaves = flatten(x)[1]
     if any(t.is_floating_point() and not bool(torch.isfinite(t).all()) for t in leaves):
         raise InputError("The inputs contain NaN or infinity; clean them, for instance with torch.nan_to_num.")
 
 
 def signature(t: Tensor) -> tuple[Any, ...]:
-    """What a traced program depends on."""
+    """Return the properties of a tensor that a traced program depends on.
+
+    Args:
+        t: An input or a parameter.
+
+    Returns:
+        Its shape, dtype and type of device.
+    """
     return tuple(t.shape), t.dtype, t.device.type

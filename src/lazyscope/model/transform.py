@@ -1,7 +1,8 @@
-"""Laziness as a coordinate: modules whose parameters are v, trained by any torch optimiser.
+"""Modules in tangent coordinates: their parameters are the displacement v, and any torch optimiser trains them.
 
-`Scaled` is y_α(v) = α(h(w₀ + v/α) - h(w₀)), `Linearised` its limit h(w₀) + Dh(w₀)v, `Symmetrised` a net that starts at
-zero. Each is an ordinary `nn.Module`: state dicts, `.to`, autocast, `torch.compile` and optimisers work as always.
+`Scaled` computes y_α(v) = α(h(w₀ + v/α) - h(w₀)), `Linearised` computes the tangent model h(w₀) + Dh(w₀)v, and
+`Symmetrised` is a network whose output is zero at the initialisation. Each is an ordinary `nn.Module` and works with
+state dicts, `.to`, autocast, `torch.compile` and optimisers.
 """
 
 from __future__ import annotations
@@ -22,10 +23,10 @@ from lazyscope.model.inputs import as_inputs
 
 
 class _Tree(nn.Module):
-    """Tensors under dotted names, so that state dicts have the names of the original module."""
+    """A container for tensors under dotted names, so that state dicts have the names of the original module."""
 
     def extra_repr(self) -> str:
-        """The shapes of the tensors here."""
+        """Return the shapes of the tensors in this container."""
         named = [*self._parameters.items(), *self._buffers.items()]
         return ", ".join(f"{name}={tuple(tensor.shape)}" for name, tensor in named if tensor is not None)
 
@@ -33,7 +34,7 @@ class _Tree(nn.Module):
 def _plant(root: nn.Module, name: str, tensor: Tensor, *, trainable: bool) -> None:
     *path, leaf = name.split(".")
     for part in path:
-        # straight into the dictionaries: a child may bear the name of an attribute of the root, such as "alpha"
+        # Written directly into the dictionaries, as a child may have the name of an attribute of the root ("alpha").
         root = root._modules.setdefault(part, _Tree())  # type: ignore[assignment]
     if trainable:
         root._parameters[leaf] = nn.Parameter(torch.zeros_like(tensor))
@@ -42,16 +43,16 @@ def _plant(root: nn.Module, name: str, tensor: Tensor, *, trainable: bool) -> No
 
 
 class TangentModule(nn.Module):
-    """A module with parameters v around a model: what `Scaled` and `Linearised` share."""
+    """The base class of `Scaled` and `Linearised`: a module around a model whose parameters are v."""
 
     def __init__(self, model: Model | nn.Module, scale: Scale) -> None:
         super().__init__()
-        studied = model if isinstance(model, Model) else Model(model)
+        studied = Model.of(model)
         self._studied: Model = studied
         self._scale = scale
         self._names = tuple(studied.params)
         self._state_names = tuple(studied.state)
-        self._modules["_start"] = _Tree()  # w₀ and the model's own buffers travel with the module and its state dict
+        self._modules["_start"] = _Tree()  # w₀ and the model's buffers are part of this module and of its state dict
         for name, w in studied.params.items():
             _plant(self, name, studied.as_given(name, w), trainable=True)
             _plant(self._modules["_start"], name, studied.as_given(name, w), trainable=False)  # type: ignore[arg-type]
@@ -59,7 +60,7 @@ class TangentModule(nn.Module):
             _plant(self._modules["_start"], name, b, trainable=False)  # type: ignore[arg-type]
 
     def _increment(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Tensor, Tensor]:
-        """(h(w₀), Δ) on the inputs."""
+        """Compute h(w₀) and the increment on the inputs."""
         start = dict(self._modules["_start"].named_buffers())  # type: ignore[union-attr]
         model = self._studied
         w0 = {name: model.as_studied(name, start[name]) for name in self._names}
@@ -70,15 +71,26 @@ class TangentModule(nn.Module):
 
     @abstractmethod
     def forward(self, *args: Any, **kwargs: Any) -> Tensor:
-        """The output on the inputs of the model's own forward; a single tuple or dict is unpacked."""
+        """Compute the output.
+
+        Args:
+            *args: The positional arguments of the model. A single tuple or dictionary is unpacked.
+            **kwargs: The keyword arguments of the model.
+        """
 
     @property
     @abstractmethod
     def alpha(self) -> float:
-        """The scale; infinite for the tangent model."""
+        """The scale α, which is infinite for the tangent model."""
 
     def model_now(self) -> Model:
-        """The model inside, at w₀ and with the buffers that travel with this module."""
+        """Return the model at w₀, with the initialisation and the buffers that this module holds now.
+
+        These differ from those of the model that was passed in after `.to` or `load_state_dict`.
+
+        Returns:
+            A new model. Its tensors are shared with this module.
+        """
         start = dict(self._modules["_start"].named_buffers())  # type: ignore[union-attr]
         model = copy.copy(self._studied)
         model.params = {name: self._studied.as_studied(name, start[name]) for name in self._names}
@@ -86,19 +98,73 @@ class TangentModule(nn.Module):
         return model
 
     def displacement(self) -> Tensor:
-        """‖v‖, the Euclidean distance travelled in tangent coordinates."""
+        """Compute ‖v‖, the Euclidean distance from the initialisation in tangent coordinates.
+
+        Returns:
+            A tensor without dimensions. The distance of the weights themselves, ‖w - w₀‖, is ‖v‖/α for `Scaled`.
+        """
         return torch.stack([p.detach().abs().square().sum() for p in self.parameters()]).sum().sqrt()
 
 
 class Scaled(TangentModule):
-    """y_α(v) = α(h(w₀ + v/α) - h(w₀)); `centred=False` adds αh(w₀).
+    """Train a model at the scale α: a module with the output y_α(v) = α(h(w₀ + v/α) - h(w₀)).
 
-    Gradient descent on v with any loss R is gradient descent on F_α(w) = R(αh(w))/α² (equation (2)) with the same step
-    for every α; α = ∞ is the tangent model. Float32 is enough for all of them.
+    The parameters of this module are the displacement v = α(w - w₀), which starts at zero, and not the weights w. They
+    have the names and shapes of the model's trainable parameters. α = 1 is ordinary training of the model minus its
+    initial output. As α grows, training becomes lazy, and `alpha=math.inf` is the tangent model Dh(w₀)v.
 
-    >>> lazy = Scaled(torch.nn.Sequential(torch.nn.Linear(2, 8), torch.nn.Tanh(), torch.nn.Linear(8, 1)), alpha=1e6)
-    >>> float(lazy(torch.ones(1, 2)).detach().abs())
-    0.0
+    With `centred=False` the output is αh(w₀ + v/α). Gradient descent on R(y_α(v)) in v, for a loss R, is then gradient
+    descent on the scaled objective
+
+        F_α(w) = R(αh(w))/α²    (equation (2))
+
+    in w with the same learning rate. With `centred=True` the same holds for the model h - h(w₀). One learning rate
+    therefore serves every α, including infinity.
+
+    The increment is built up operation by operation and never as a difference of two nearly equal outputs, which would
+    lose all digits for large α. In float32 it agrees with the formula in float64 up to a relative error of 2e-5 for
+    values and 2e-4 for gradients. These are the tolerances of the tests, for α from 0.1 to 1e8 and for infinity. An
+    operation without an increment rule is computed as a float64 difference of that operation alone, with a
+    `FallbackWarning`.
+
+    The module can be used like any other: with optimisers, `.to`, autocast, `torch.compile` and state dicts. Its state
+    dict holds v, w₀, the buffers of the model and α.
+
+    Args:
+        model: The module or `Model` to train. A module is copied, and its trainable parameters become w₀. Call
+            `net.eval()` first if it contains dropout or batch normalisation.
+        alpha: The scale α > 0. `math.inf` gives the tangent model.
+        centred: Whether to subtract the initial output, so that y_α(0) = 0. With False, αh(w₀) is added. It must be
+            True for an infinite α.
+
+    Raises:
+        ScaleError: If α is not positive, or if α is infinite and `centred` is False.
+        ModelError: If the model cannot be studied, for the reasons given in `Model`.
+
+    Shape:
+        - Inputs: those of the model.
+        - Output: the shape of the model's output.
+
+    Example:
+        >>> net = nn.Sequential(nn.Linear(2, 8), nn.Tanh(), nn.Linear(8, 1))
+        >>> x, y = torch.randn(16, 2), torch.randn(16, 1)
+        >>> lazy = Scaled(net, alpha=1e6)
+        >>> optimiser = torch.optim.SGD(lazy.parameters(), lr=0.1)
+        >>> for _ in range(10):
+        ...     optimiser.zero_grad()
+        ...     loss = nn.functional.mse_loss(lazy(x), y)
+        ...     loss.backward()
+        ...     optimiser.step()
+        >>> lazy(x).shape
+        torch.Size([16, 1])
+
+        At this scale the weights have barely moved, although the output has. They can be loaded into the network:
+
+        >>> trained = lazy.weights()
+        >>> all(torch.allclose(trained[name], w, atol=1e-4) for name, w in net.named_parameters())
+        True
+        >>> net.load_state_dict(trained)
+        <All keys matched successfully>
     """
 
     def __init__(self, model: Model | nn.Module, alpha: float, *, centred: bool = True) -> None:
@@ -110,48 +176,94 @@ class Scaled(TangentModule):
 
     @property
     def alpha(self) -> float:
-        """The scale."""
+        """The scale α."""
         return float(self._scale.alpha)
 
     def forward(self, *args: Any, **kwargs: Any) -> Tensor:
-        """α(h(w₀ + v/α) - h(w₀)), plus αh(w₀) when not centred.
+        """Compute α(h(w₀ + v/α) - h(w₀)), plus αh(w₀) if the module is not centred.
 
         Args:
-            *args: The inputs as the model itself takes them; a single tuple or dict is unpacked.
-            **kwargs: The inputs that it takes by name.
+            *args: The positional arguments of the model. A single tuple or dictionary is unpacked.
+            **kwargs: The keyword arguments of the model.
+
+        Returns:
+            The output y_α(v), of the shape of the model's output.
         """
         initial, delta = self._increment(args, kwargs)
         return delta if self._centred else delta + self._scale.alpha * initial
 
     def weights(self) -> dict[str, Tensor]:
-        """w₀ + v/α, ready for `net.load_state_dict(…, strict=False)`."""
+        """Compute the weights w = w₀ + v/α.
+
+        Returns:
+            The detached weights by name. `net.load_state_dict(scaled.weights(), strict=False)` loads them into the
+            original module.
+        """
         start = dict(self._modules["_start"].named_buffers())  # type: ignore[union-attr]
         v = dict(self.named_parameters())
         return {name: start[name] + v[name].detach() * self._scale.epsilon for name in self._names}
 
     def get_extra_state(self) -> Tensor:
-        """α goes into the state dict, since v means nothing without it."""
+        """Return α for the state dict, since v depends on it.
+
+        Returns:
+            A float64 tensor without dimensions.
+        """
         return torch.tensor(self.alpha, dtype=torch.float64, device="cpu")
 
     def set_extra_state(self, state: Any) -> None:
-        """Refuse the v of another α."""
+        """Check that a state dict was saved at the same α.
+
+        Args:
+            state: The α of the state dict.
+
+        Raises:
+            ScaleError: If it is not the α of this module.
+        """
         if float(state) != self.alpha:
             raise ScaleError(
                 f"This state was saved at α = {float(state)}, not {self.alpha}; build Scaled with that α first."
             )
 
     def extra_repr(self) -> str:
-        """Shown by print."""
+        """Return the settings that `print` shows."""
         return f"alpha={self.alpha:g}, centred={self._centred}"
 
 
 class Linearised(TangentModule):
-    """The tangent model h(w₀) + Dh(w₀)v; `centred=True` drops h(w₀) and equals `Scaled(alpha=inf)`.
+    """The tangent model h(w₀) + Dh(w₀)v of a model, as a module whose parameters are v.
 
-    >>> net = torch.nn.Linear(2, 1)
-    >>> x = torch.ones(1, 2)
-    >>> bool((Linearised(net)(x) == net(x)).all())
-    True
+    This is the linearisation of the model around its initialisation: it is affine in v, and its tangent kernel
+    Dh(w₀)Dh(w₀)ᵀ does not change during training. The parameters start at v = 0 and have the names and shapes of the
+    model's trainable parameters. The output is computed by one forward-mode derivative, and the Jacobian is never
+    formed.
+
+    Args:
+        model: The module or `Model` to linearise. A module is copied, and its trainable parameters become w₀. Call
+            `net.eval()` first if it contains dropout or batch normalisation.
+        centred: Whether to leave out h(w₀). With True, the module computes the same output as
+            `Scaled(model, alpha=math.inf)`.
+
+    Raises:
+        ModelError: If the model cannot be studied, for the reasons given in `Model`.
+
+    Shape:
+        - Inputs: those of the model.
+        - Output: the shape of the model's output.
+
+    Example:
+        >>> net = nn.Sequential(nn.Linear(2, 8), nn.Tanh(), nn.Linear(8, 1))
+        >>> x = torch.ones(3, 2)
+        >>> tangent = Linearised(net)
+        >>> torch.allclose(tangent(x), net(x))  # v = 0
+        True
+        >>> with torch.no_grad():
+        ...     for v in tangent.parameters():
+        ...         _ = v.fill_(0.5)
+        >>> jacobian = Model(net).jacobian(x)
+        >>> v = torch.full((jacobian.shape[1],), 0.5)
+        >>> torch.allclose(tangent(x), net(x) + (jacobian @ v)[:, None], atol=1e-5)
+        True
     """
 
     def __init__(self, model: Model | nn.Module, *, centred: bool = False) -> None:
@@ -160,46 +272,86 @@ class Linearised(TangentModule):
 
     @property
     def alpha(self) -> float:
-        """∞."""
+        """The scale α, which is infinite."""
         return math.inf
 
     def forward(self, *args: Any, **kwargs: Any) -> Tensor:
-        """h(w₀) + Dh(w₀)v, or Dh(w₀)v when centred.
+        """Compute h(w₀) + Dh(w₀)v, or Dh(w₀)v if the module is centred.
 
         Args:
-            *args: The inputs as the model itself takes them; a single tuple or dict is unpacked.
-            **kwargs: The inputs that it takes by name.
+            *args: The positional arguments of the model. A single tuple or dictionary is unpacked.
+            **kwargs: The keyword arguments of the model.
+
+        Returns:
+            The output of the tangent model, of the shape of the model's output.
         """
         initial, delta = self._increment(args, kwargs)
         return delta if self._centred else initial + delta
 
     def weights(self) -> dict[str, Tensor]:
-        """w₀ + v: the w̄ at which the linearised model is evaluated."""
+        """Compute w₀ + v, the weights w̄ at which the linearised model is evaluated.
+
+        Returns:
+            The detached weights by name.
+        """
         start = dict(self._modules["_start"].named_buffers())  # type: ignore[union-attr]
         v = dict(self.named_parameters())
         return {name: start[name] + v[name].detach() for name in self._names}
 
     def extra_repr(self) -> str:
-        """Shown by print."""
+        """Return the settings that `print` shows."""
         return f"centred={self._centred}"
 
 
 class Symmetrised(nn.Module):
-    """h(w_a) - h(w_b) with w_a(0) = w_b(0): zero at the start, with the differential of h twice over (Section 3.1).
+    """A network whose output is zero at the initialisation: h(w_a) - h(w_b) with w_a(0) = w_b(0) (Section 3.1).
 
-    >>> twin = Symmetrised(torch.nn.Linear(2, 1))
-    >>> float(twin(torch.ones(1, 2)).detach().abs())
-    0.0
+    The module holds two copies of a network, which start from the same weights and are trained together. The initial
+    output is zero, so that αh(w₀) is zero for every α and nothing needs to be centred. The tangent kernel at the
+    initialisation is twice that of the network.
+
+    Args:
+        net: The module to copy. It is not changed.
+
+    Attributes:
+        a: The copy whose output is added.
+        b: The copy whose output is subtracted.
+
+    Raises:
+        ModelError: If `net` is not a module.
+
+    Shape:
+        - Inputs: those of the network.
+        - Output: the shape of the network's output.
+
+    Example:
+        >>> net = nn.Sequential(nn.Linear(2, 8), nn.ReLU(), nn.Linear(8, 1))
+        >>> twin = Symmetrised(net)
+        >>> twin(torch.ones(3, 2)).abs().max().item()
+        0.0
+        >>> sum(p.numel() for p in twin.parameters()) == 2 * sum(p.numel() for p in net.parameters())
+        True
+        >>> lazy = Scaled(twin, alpha=100.0, centred=False)  # the same as centred=True, since h(w₀) = 0
+        >>> lazy(torch.ones(3, 2)).abs().max().item()
+        0.0
     """
 
     def __init__(self, net: Any) -> None:
         super().__init__()
         if not isinstance(net, nn.Module):
-            raise ModelError("Symmetrised takes a module; write a function's twin as f(a, x) - f(b, x).")
+            raise ModelError("Symmetrised takes a module; for a function, write f(a, x) - f(b, x) instead.")
         self.a = copy.deepcopy(net)
         self.b = copy.deepcopy(net)
 
     def forward(self, *args: Any, **kwargs: Any) -> Tensor:
-        """h(w_a) - h(w_b)."""
+        """Compute h(w_a) - h(w_b).
+
+        Args:
+            *args: The positional arguments of the network.
+            **kwargs: The keyword arguments of the network.
+
+        Returns:
+            The difference of the two outputs.
+        """
         difference: Tensor = self.a(*args, **kwargs) - self.b(*args, **kwargs)
         return difference

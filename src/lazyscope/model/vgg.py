@@ -1,4 +1,4 @@
-"""VGG-11 for 32×32 images, without batch-norm, with a width factor (Section 3.2)."""
+"""VGG-11 for 32×32 images, without batch normalisation and with a width factor (Section 3.2)."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from torch import nn
 from lazyscope.model.initialise import xavier_
 
 VGG11 = (64, "pool", 128, "pool", 256, 256, "pool", 512, 512, "pool", 512, 512, "pool")
-"""Output channels of the 3×3 convolutions of configuration A of Simonyan and Zisserman, and the 2×2 max-pools."""
+"""The layers of configuration A of Simonyan and Zisserman: output channels of 3×3 convolutions, and 2×2 max-pools."""
 
 
 def vgg(
@@ -19,10 +19,21 @@ def vgg(
     gain: float = 1.0,
     seed: int | None = None,
 ) -> nn.Sequential:
-    """A VGG net: 3×3 convolutions with biases, ReLU, 2×2 max-pools, global average, one linear layer.
+    """Build a VGG network: 3×3 convolutions with biases, ReLU, 2×2 max-pools, a global average and one linear layer.
 
-    `width` multiplies the channels of every layer. For 32×32 images the five pools of VGG-11 leave one pixel, so that
-    the average is the identity there; smaller images need fewer pools.
+    For 32×32 images the five max-pools of VGG-11 leave one pixel, so that the global average does nothing. Smaller
+    images need fewer max-pools.
+
+    Args:
+        layers: The layers in order: the number of output channels of a convolution, or `"pool"` for a max-pool.
+        width: The factor that multiplies the number of channels of every layer.
+        outputs: The number of outputs.
+        channels: The number of channels of the images.
+        gain: The factor that multiplies the initial weights.
+        seed: The random seed of the initialisation. `None` uses torch's global random state.
+
+    Returns:
+        The network, for inputs of shape `(n, channels, height, width)`.
     """
     modules: list[nn.Module] = []
     features = channels
@@ -39,5 +50,15 @@ def vgg(
 
 
 def vgg11(*, width: float = 1.0, outputs: int = 10, gain: float = 1.0, seed: int | None = None) -> nn.Sequential:
-    """VGG-11 for 32×32 colour images: 9.2 million parameters at width 1."""
+    """Build VGG-11 for 32×32 colour images, with 9.2 million parameters at width 1.
+
+    Args:
+        width: The factor that multiplies the number of channels of every layer.
+        outputs: The number of outputs.
+        gain: The factor that multiplies the initial weights.
+        seed: The random seed of the initialisation. `None` uses torch's global random state.
+
+    Returns:
+        The network, for inputs of shape `(n, 3, 32, 32)`.
+    """
     return vgg(width=width, outputs=outputs, gain=gain, seed=seed)
