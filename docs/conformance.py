@@ -1,6 +1,6 @@
-"""Fills the table of models and entry points when the site is built, from the table that the tests check.
+"""Fill the table of supported models when the site is built, from the table that the tests check.
 
-What is refused is asked for once, and the sentence that the library answers is shown.
+Each unsupported combination is run once, and the page shows the message of the error that it raises.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ SHORT = {
     "gradient_flow": "flow",
     "tangent_flow": "tangent flow",
 }
-"""Headings, where the name of the entry point is long."""
+"""Short column headings for functions with long names."""
 
 
 def on_page_markdown(markdown: str, **_: Any) -> str:
-    """MkDocs calls this for every page; the mark says which page is meant."""
+    """Replace the mark by the table. MkDocs calls this for every page."""
     if MARK not in markdown:
         return markdown
-    sys.path.insert(0, str(ROOT))  # the table is a part of the tests
+    sys.path.insert(0, str(ROOT))  # the table is part of the tests
     try:
         from tests.conformance.table import SITUATIONS, TABLE
     finally:
@@ -40,7 +40,7 @@ def on_page_markdown(markdown: str, **_: Any) -> str:
 
 
 def section(family: str, rows: list[Any]) -> str:
-    """One family of models: a check where the cell is exact, and below the table what is said where it is not."""
+    """Return the table of one family of models, with the error messages below it."""
     from tests.conformance.entries import ENTRIES
 
     notes: list[str] = []
@@ -57,16 +57,16 @@ def section(family: str, rows: list[Any]) -> str:
 
 
 def beside(situations: list[Any]) -> str:
-    """What is not a model times an entry point."""
-    lines = ["| what | entry point | |", "|---|---|---|"]
+    """Return the table of devices, wrappers and other situations."""
+    lines = ["| situation | function | |", "|---|---|---|"]
     for each in situations:
         said = (
             "✓"
             if each.refused is None
-            else "refused: " + escape(_sentence(each.happen), quote=False).replace("|", "&#124;")
+            else "raises an error: " + escape(_sentence(each.happen), quote=False).replace("|", "&#124;")
         )
         lines.append(f"| {each.name} | {each.entry} | {said} |")
-    return "### Where and how\n\n" + "\n".join(lines)
+    return "### Devices, wrappers and other situations\n\n" + "\n".join(lines)
 
 
 def _power(tolerance: float) -> str:
@@ -75,7 +75,7 @@ def _power(tolerance: float) -> str:
 
 
 def _number(row: Any, entry: str, notes: list[str]) -> str:
-    """The number of the note with this row's refusal, which is asked for at one entry point of each pattern."""
+    """Return the number of the note with this row's error message, which is obtained once for each pattern."""
     from tests.conformance.entries import ENTRIES, Trial
 
     first = next(other for other, pattern in row.refused.items() if pattern == row.refused[entry])
@@ -95,11 +95,11 @@ def _number(row: Any, entry: str, notes: list[str]) -> str:
 
 
 _seen: dict[tuple[str, str], str] = {}
-"""Numbers of the notes by row and entry point."""
+"""The number of the note, by row and function."""
 
 
 def _sentence(ask: Any) -> str:
-    """What the library says when it refuses."""
+    """Return the message of the error that the library raises."""
     from tests.conformance.entries import quiet
 
     from lazyscope.errors import LazyscopeError
@@ -109,4 +109,4 @@ def _sentence(ask: Any) -> str:
             ask()
     except LazyscopeError as error:
         return str(error)
-    raise AssertionError("The table says that this is refused, and it is not.")
+    raise AssertionError("The table expects an error here, but none was raised.")

@@ -1,4 +1,4 @@
-"""Sets the doctests of docstrings as code when the site is built; to Markdown, `>>>` is a quotation."""
+"""Render the doctests of docstrings as code when the site is built; in Markdown, `>>>` is a block quotation."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ DOCTEST = re.compile(r"^>>> .*\n?(?:.+\n?)*", re.M)  # up to the next empty line
 
 
 class Doctests(griffe.Extension):
-    """Fences every doctest."""
+    """A griffe extension that puts every doctest into a fenced code block."""
 
     def on_object(self, *, obj: griffe.Object, **_: Any) -> None:
-        """Griffe calls this for every module, class, function and attribute that it has read."""
+        """Fence the doctests of an object. Griffe calls this for every module, class, function and attribute."""
         if obj.docstring is not None:
             obj.docstring.value = DOCTEST.sub(_fenced, obj.docstring.value)
 

@@ -1,6 +1,6 @@
-"""Fills the page of figures when the site is built: every experiment there is, and the outcomes kept here.
+"""Fill the Figures page when the site is built, with all experiments and the outcomes in `docs/outcomes`.
 
-`lazyscope reproduce NAME --scale paper --out docs/outcomes` puts an outcome here; its trials are not kept.
+`lazyscope reproduce NAME --scale paper --out docs/outcomes` writes an outcome; its trials are not committed.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ OUTCOMES = Path(__file__).parent / "outcomes"
 
 
 def on_page_markdown(markdown: str, **_: Any) -> str:
-    """MkDocs calls this for every page; the mark says which page is meant."""
+    """Replace the mark by the gallery. MkDocs calls this for every page."""
     if MARK not in markdown:
         return markdown
     return markdown.replace(MARK, "\n\n".join(entry(experiment) for experiment in experiments().values()))
 
 
 def entry(experiment: Experiment) -> str:
-    """One figure of the gallery, at the largest scale at which an outcome is kept."""
+    """Return one figure of the gallery, at the largest scale for which there is an outcome."""
     lines = [f"## {experiment.title}", f"{experiment.source} · `{experiment.name}`"]
     kept = [OUTCOMES / experiment.name / f"{scale}.json" for scale in reversed(SCALES)]
     found = next((path for path in kept if path.exists()), None)
@@ -38,7 +38,7 @@ def entry(experiment: Experiment) -> str:
 
 
 def shown(outcome: Outcome, name: str) -> list[str]:
-    """The picture, the claims and where they come from."""
+    """Return the picture, the claims and the provenance of an outcome."""
     rows = [
         f"| {' | '.join(escape(text).replace('|', '&#124;') for text in (c.text, c.source, c.measured))} "
         f"| {'holds' if c.holds else '**fails**'} |"
@@ -49,7 +49,7 @@ def shown(outcome: Outcome, name: str) -> list[str]:
     return [
         f"![{escape(outcome.title)}](outcomes/{name}/{outcome.scale}.png)",
         table,
-        f"<small>{outcome.scale} scale, {outcome.trials} trials, {outcome.seconds:.0f} s added up, on "
+        f"<small>{outcome.scale} scale, {outcome.trials} trials, {outcome.seconds:.0f} s in total, on "
         f"{escape(', '.join(origin['device']))}; "
         f"commit {', '.join(filter(None, origin['commit'])) or 'unknown'}; "
         f"{origin['date'][0][:10]}; `{escape('; '.join(origin['command']))}`</small>",

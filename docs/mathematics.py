@@ -1,4 +1,4 @@
-"""Turns the site's formulas into MathML when it is built, so that pages need no script and no network."""
+"""Convert the formulas of the site to MathML when it is built, so that pages need no script and no network access."""
 
 from __future__ import annotations
 
@@ -13,6 +13,6 @@ DISPLAY = re.compile(r'<div class="arithmatex">\s*\\\[(.*?)\\\]\s*</div>', re.DO
 
 
 def on_page_content(html: str, **_: Any) -> str:
-    """MkDocs calls this with the HTML of every page."""
+    """Convert the formulas of one page. MkDocs calls this with the HTML of every page."""
     html = DISPLAY.sub(lambda found: convert(unescape(found[1]), display="block"), html)
     return INLINE.sub(lambda found: convert(unescape(found[1])), html)

@@ -1,4 +1,4 @@
-"""Takes the pictures of the explorer's page: `python -m docs.screenshots` from the root, with chromium installed."""
+"""Take the screenshots of the explorer: run `python -m docs.screenshots` from the root, with Chromium installed."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ SHOTS = {
     "margin": {},
     "risks": {},
 }
-"""Names of the pictures, and the links that they are of."""
+"""The names of the screenshots, and the settings in the link that each one shows."""
 
 
 WIDTH = 1360
 
 
 def main() -> None:
-    """One picture a link, as tall as what it shows."""
+    """Take one screenshot per link, as tall as the page content."""
     assets = Path(__file__).parent / "assets"
     with explorer() as address, chromium() as browser:
         for name, link in SHOTS.items():
@@ -33,7 +33,7 @@ def main() -> None:
             visitor.page.wait_for_timeout(500)  # marimo fades in
             visitor.picture(assets / f"explore-{name}.png")
             visitor.page.close()
-            print(f"{name}: errors {visitor.errors}, requests to strangers {visitor.strangers}")
+            print(f"{name}: errors {visitor.errors}, requests to other hosts {visitor.strangers}")
 
 
 if __name__ == "__main__":

@@ -1,6 +1,7 @@
-"""Makes a page of every tutorial when the site is built, by running it: what is printed and drawn is shown.
+"""Run every tutorial when the site is built, and turn it into a page with its printed output and figures.
 
-A tutorial is a script in cells, `# %%` for code and `# %% [markdown]` for text, as editors and Jupyter read them.
+A tutorial is a script divided into cells, `# %%` for code and `# %% [markdown]` for text, a format that editors and
+Jupyter can read.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ TUTORIALS = Path(__file__).parent.parent / "tutorials"
 
 
 def on_files(files: Files, *, config: MkDocsConfig, **_: Any) -> Files:
-    """MkDocs calls this once; pages and pictures are added to what it found."""
+    """Add the pages and pictures of the tutorials. MkDocs calls this once."""
     for path in sorted(TUTORIALS.glob("*.py")):
         text, pictures = page(path)
         files.append(File.generated(config, f"tutorials/{path.stem}.md", content=text))
@@ -32,7 +33,7 @@ def on_files(files: Files, *, config: MkDocsConfig, **_: Any) -> Files:
 
 
 def page(path: Path) -> tuple[str, dict[str, bytes]]:
-    """The tutorial as Markdown, and its pictures by name."""
+    """Return the tutorial as Markdown, and its pictures by name."""
     module = _module(path)
     parts: list[str] = []
     pictures: dict[str, bytes] = {}
@@ -51,7 +52,7 @@ def page(path: Path) -> tuple[str, dict[str, bytes]]:
                 seen.add(id(figure))
                 name = f"{path.stem}-{len(pictures) + 1}.png"
                 pictures[name] = _png(figure)
-                parts.append(f"![What the lines above draw]({name})")
+                parts.append(f"![The figure that the code above draws]({name})")
     finally:
         del sys.modules[module.__name__]
     source_line = f"<small>This page is `tutorials/{path.name}`, run when the site was built.</small>"
@@ -59,7 +60,7 @@ def page(path: Path) -> tuple[str, dict[str, bytes]]:
 
 
 def cells(text: str) -> list[tuple[int, str, str]]:
-    """(line before it, "markdown" or "code", source) of each cell."""
+    """Return (number of the line before it, "markdown" or "code", source) for each cell."""
     marks = list(re.finditer(r"^# %%( \[markdown\])?\n", text, re.M))
     ends = [mark.start() for mark in marks[1:]] + [len(text)]
     return [
@@ -69,7 +70,7 @@ def cells(text: str) -> list[tuple[int, str, str]]:
 
 
 def _module(path: Path) -> ModuleType:
-    """Empty, and known to Python, so that functions of a tutorial can be found again by their names."""
+    """Return an empty module, registered in `sys.modules` so that a tutorial's functions can be found by name."""
     spec = importlib.util.spec_from_file_location(f"tutorial_{path.stem}", path)
     assert spec is not None
     module = importlib.util.module_from_spec(spec)
@@ -79,7 +80,7 @@ def _module(path: Path) -> ModuleType:
 
 def _run(source: str, line: int, path: Path, module: ModuleType) -> str:
     printed = io.StringIO()
-    code = compile("\n" * line + source, str(path), "exec")  # lines as in the file, in errors and for `inspect`
+    code = compile("\n" * line + source, str(path), "exec")  # keeps line numbers for errors and `inspect`
     with contextlib.redirect_stdout(printed):
         exec(code, vars(module))
     return printed.getvalue()
