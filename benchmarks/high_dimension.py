@@ -17,9 +17,9 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
-from lazyscope.experiments.quadratic import BATCH, rates, widths
-from lazyscope.problem.one_pass import SQUARE, Nets, one_pass
-from lazyscope.problem.quadratic import Quadratic
+from lazyscope.experiments.quadratic import BATCH, rates
+from lazyscope.problem.quadratic import Quadratic, hidden_widths
+from lazyscope.solve.one_pass import SQUARE, Nets, one_pass
 
 SEEDS = range(5)
 
@@ -94,7 +94,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=500)
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     options = parser.parse_args()
-    counts = widths(options.dim)
+    counts = hidden_widths(options.dim)
     problem = Quadratic.draw(options.dim, SEEDS, options.device)
     nets = Nets.draw(counts, options.dim, SEEDS, torch.ones_like).to(options.device)
     device = torch.cuda.get_device_name() if nets.w.is_cuda else f"CPU, {torch.get_num_threads()} threads"

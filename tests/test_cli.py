@@ -192,7 +192,7 @@ INSPECT = ("inspect", "nowhere:never_loaded", "--device", "cpu")
         ((*INSPECT, "--out", "/proc/nothing/report.html"), "Results cannot be written to /proc"),
         (("reproduce", "toy:EXPERIMENT", "--out", ""), "it is empty"),
         (("reproduce", "toy:EXPERIMENT", "--out", "/proc/nothing"), "Results cannot be written to /proc"),
-        (("reproduce", "toy:EXPERIMENT", "--out", __file__), "there is a file of that name"),
+        (("reproduce", "toy:EXPERIMENT", "--out", __file__), "a file of that name exists"),
         (("reproduce", "toy:EXPERIMENT", "--workers", "0"), "--workers"),
         (("explore", "--port", "70000"), "--port"),
     ],

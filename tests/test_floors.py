@@ -18,11 +18,12 @@ LONGEST = 350
 
 FLOORS = (
     {"_typing", "errors"},  # of the ground floor, but beneath linalg, which raises errors as all rooms do
-    {"ambient", "memory", "progress"},
+    {"ambient", "memory", "notices", "progress"},
     {"linalg", "stream", "labels"},
     {"model", "loss", "data"},
     {"flow", "tangent", "theory", "diagnose"},
-    {"lab", "problem"},
+    {"solve"},
+    {"lab", "problem", "certify"},
     {"experiments", "inspect"},
     {"cli", "app"},
 )

@@ -10,8 +10,8 @@ from torch import Tensor
 
 from lazyscope.errors import InputError
 from lazyscope.model.two_layer import TwoLayer
-from lazyscope.problem.one_pass import Nets
 from lazyscope.problem.quadratic import gaussian
+from lazyscope.solve.one_pass import Nets
 from lazyscope.stream import stream
 
 
@@ -43,5 +43,5 @@ def test_nets_are_drawn_from_other_numbers_than_data(seed: int) -> None:
 
 
 def test_no_stream_is_named_by_a_negative_number() -> None:
-    with pytest.raises(InputError, match="from 0 on"):
+    with pytest.raises(InputError, match="must be non-negative"):
         stream(-1, 0)

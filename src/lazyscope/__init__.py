@@ -4,6 +4,7 @@ Every public name stands here; the modules behind it may move.
 """
 
 from lazyscope import errors, loss, theory
+from lazyscope.certify.comparison import certify, compare
 from lazyscope.diagnose.monitor import Monitor
 from lazyscope.flow import (
     Minibatches,
@@ -21,8 +22,8 @@ from lazyscope.model.base import Model
 from lazyscope.model.ensemble import Ensemble
 from lazyscope.model.increment import FallbackWarning
 from lazyscope.model.transform import Linearised, Scaled, Symmetrised
-from lazyscope.problem.comparison import certify, compare
-from lazyscope.problem.sparse import solve_sparse
+from lazyscope.model.two_layer import TwoLayer
+from lazyscope.solve.sparse import solve_sparse
 from lazyscope.tangent import (
     Spectrum,
     TangentOperator,
@@ -55,6 +56,7 @@ __all__ = [
     "Symmetrised",
     "TangentOperator",
     "Trajectory",
+    "TwoLayer",
     "__version__",
     "certify",
     "compare",

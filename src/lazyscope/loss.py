@@ -59,6 +59,17 @@ class Loss(ABC):
             (gradient,) = torch.autograd.grad(self.terms(leaf, target).sum(), leaf)
         return gradient
 
+    def minimiser(self, target: Tensor) -> Tensor:
+        """Return the outputs at which the loss is smallest.
+
+        Args:
+            target: Encoded targets, as `risk` stores them.
+
+        Returns:
+            A tensor of the same shape; NaN for losses whose infimum is not attained, such as the logistic loss.
+        """
+        return torch.full_like(target, math.nan)
+
     def __call__(self, y: Tensor, target: Target, batch: int | None = None) -> Tensor:
         """R(y).
 

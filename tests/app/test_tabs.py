@@ -19,8 +19,8 @@ from lazyscope.app import convex, deconvolution, margin, risks, teacher
 from lazyscope.app.scene import Axis, Scene, packed, plain
 from lazyscope.app.setting import Choice, Setting, Steps, Value
 from lazyscope.app.shelf import TABS, page
-from lazyscope.experiments.quadratic import widths
 from lazyscope.problem.convex import PROBLEMS
+from lazyscope.problem.quadratic import hidden_widths
 
 
 def options(setting: Setting) -> list[Value]:
@@ -189,9 +189,9 @@ def test_regions_cover_where_f_is_positive() -> None:
 
 
 def test_the_trained_net_ends_below_its_rivals() -> None:
-    rivals = risks.compute(risks.Settings("quadratic form", "exponential", "I", 40, 0)).rivals
-    own = [n for n in widths(40) if n < 40]
+    curves = risks.compute(risks.Settings("quadratic form", "exponential", "I", 40, 0)).curves
+    own = [n for n in hidden_widths(40) if n < 40]
     here = len(own)
-    fixed = rivals.features[[n - 1 for n in own]]
-    assert bool((fixed > rivals.tangent[:here]).all())
-    assert bool((rivals.tangent[:here] > rivals.network[-1, :here]).all())
+    fixed = curves.features[[n - 1 for n in own]]
+    assert bool((fixed > curves.tangent[:here]).all())
+    assert bool((curves.tangent[:here] > curves.network[-1, :here]).all())

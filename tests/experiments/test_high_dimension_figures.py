@@ -12,11 +12,12 @@ import torch
 from lazyscope.experiments import mixture, quadratic, quadratic_relu
 from lazyscope.lab.experiment import Claim, Params, Result, Trial, Trials
 from lazyscope.lab.style import style
+from lazyscope.problem.quadratic import feature_counts, hidden_widths
 from lazyscope.theory import high_dimension as theory
 
 CPU, DIM = torch.device("cpu"), 60
 POINTS: list[Params] = [{"seed": seed, "dim": DIM} for seed in range(3)]
-SOME = torch.tensor(quadratic.widths(DIM))
+SOME = torch.tensor(hidden_widths(DIM))
 
 
 def held(claims: list[Claim]) -> list[bool]:
@@ -31,7 +32,7 @@ def ideal_quadratic() -> Trials:
     """What theory predicts at this d, as if measured."""
     bare = Trials(Trial(point, {}) for point in POINTS)
     spectrum = quadratic.spectra(bare)
-    first, excess = quadratic.predictions(spectrum, quadratic.many(DIM))
+    first, excess = quadratic.predictions(spectrum, feature_counts(DIM))
     network = np.asarray(theory.network(SOME, spectrum))
     tangent = np.asarray(theory.neural_tangent(SOME / DIM, spectrum))
     names = {"random_features": first - excess, "neural_tangent": tangent, "network": network, "flow": network}
@@ -41,7 +42,7 @@ def ideal_quadratic() -> Trials:
 def ideal_mixture() -> Trials:
     bare = Trials(Trial(point, {}) for point in POINTS)
     spectrum = mixture.spectra(bare)
-    _, nt, nn, finite = mixture.predictions(spectrum, quadratic.many(DIM))
+    _, nt, nn, finite = mixture.predictions(spectrum, feature_counts(DIM))
     inner = theory.within_classes(spectrum)
     best = np.asarray(theory.mixture(theory.network(SOME, inner), inner))
     above = best - nn[:, : len(SOME)]  # how far d = 60 is above the limit
@@ -51,7 +52,7 @@ def ideal_mixture() -> Trials:
 
 def ideal_relu() -> Trials:
     bare = Trials(Trial(point, {}) for point in POINTS)
-    first, excess = quadratic_relu.predictions(bare, quadratic.many(DIM))
+    first, excess = quadratic_relu.predictions(bare, feature_counts(DIM))
     fixed = first - excess
     tangent = fixed[:, : len(SOME)] - 0.05
     return of({"random_features": fixed, "neural_tangent": tangent, "network": tangent / 2.5})
@@ -114,8 +115,8 @@ def test_draws_do_not_depend_on_each_other(module: ModuleType) -> None:
     for name in ("random_features", "neural_tangent"):
         np.testing.assert_allclose(together[1][name], alone[name], rtol=1e-9, atol=1e-12)
     for result in together:
-        assert np.asarray(result["random_features"]).shape[-1] == len(quadratic.many(30))
-        assert np.asarray(result["network"]).shape == (len(quadratic.widths(30)),)
+        assert np.asarray(result["random_features"]).shape[-1] == len(feature_counts(30))
+        assert np.asarray(result["network"]).shape == (len(hidden_widths(30)),)
         for name in ("random_features", "neural_tangent"):
             values = np.asarray(result[name])
             assert (np.diff(values, axis=-1) < 1e-12).all()
@@ -123,8 +124,8 @@ def test_draws_do_not_depend_on_each_other(module: ModuleType) -> None:
 
 
 def test_grids() -> None:
-    assert quadratic.widths(450) == [*range(30, 451, 30), 600]
-    assert quadratic.many(450)[-1] == 4500
+    assert hidden_widths(450) == [*range(30, 451, 30), 600]
+    assert feature_counts(450)[-1] == 4500
     for module in (quadratic, mixture, quadratic_relu):
         assert len(module.grid("paper")) == 5
         assert all(point["dim"] == 450 for point in module.grid("paper"))

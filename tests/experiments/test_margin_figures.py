@@ -15,6 +15,7 @@ from lazyscope.experiments import adaptivity, margin
 from lazyscope.lab.experiment import SCALES, Claim, Params, Result, Trial, Trials
 from lazyscope.lab.style import style
 from lazyscope.linalg.ridge import kernel_ridge
+from lazyscope.model.initialise import gaussian_neurons
 from lazyscope.problem.adaptivity import Projection, kernel_error, net_error
 from lazyscope.theory.margin import conjugate_kernel
 
@@ -105,7 +106,7 @@ def test_test_points_are_new() -> None:
     assert float(torch.cdist(x[0], unseen[0]).min()) > 0
     problem = Projection.draw(2, 3, 50, 50, [0])
     assert float(torch.cdist(problem.x[0], problem.x_test[0]).min()) > 0
-    nets = margin.starts(50, 3, [0])[0, :, 1:]
+    nets = gaussian_neurons(50, 3, [0])[0, :, 1:]
     assert float(torch.cdist(problem.x[0, :, 1:], nets).min()) > 0
 
 

@@ -57,7 +57,7 @@ def test_a_write_that_fails_leaves_what_was(
 
 @pytest.mark.skipif(not Path("/proc/self").is_dir(), reason="a folder in which nobody can write")
 def test_folders_that_take_no_files_are_told_at_once(tmp_path: Path) -> None:
-    with pytest.raises(StoreError, match=r"cannot be written to /proc.*because .*: choose another place with --out"):
+    with pytest.raises(StoreError, match=r"cannot be written to /proc.*because .*: choose another folder with --out"):
         disk.check(Path("/proc/nothing"))
     disk.check(tmp_path / "new" / "deep")
     assert list((tmp_path / "new" / "deep").iterdir()) == []

@@ -94,7 +94,7 @@ def test_the_scheduler_is_restarted(tmp_path: Path, toy: Experiment, farm: Farm)
             farm.start_scheduler()
             farm.start_worker(**settings)
 
-    with cluster_at(farm.address) as cluster, pytest.warns(ClusterNote, match="has gone; waiting for it"):
+    with cluster_at(farm.address) as cluster, pytest.warns(ClusterNote, match="is lost; waiting for it"):
         assert run(toy, "quick", store, device=CPU, executor=cluster, progress=restart).holds
     assert restarted
     assert_as_serial(toy, store.root, tmp_path)

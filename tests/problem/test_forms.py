@@ -8,11 +8,11 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.problem.restriction import NeuralTangent, RandomFeatures
 from torch import Tensor
 from torchdiffeq import odeint
 
 from lazyscope.errors import InputError
-from lazyscope.model.restriction import NeuralTangent, RandomFeatures
 from lazyscope.problem.forms import Forms
 from lazyscope.problem.mixture import Mixture
 from lazyscope.problem.quadratic import Quadratic, exponential, gaussian

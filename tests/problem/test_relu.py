@@ -6,10 +6,10 @@ import math
 
 import pytest
 import torch
+from tests.problem.restriction import NeuralTangent, RandomFeatures
 from torch import Tensor
 
 from lazyscope.errors import InputError
-from lazyscope.model.restriction import NeuralTangent, RandomFeatures
 from lazyscope.problem import relu
 from lazyscope.problem.quadratic import Quadratic, gaussian
 

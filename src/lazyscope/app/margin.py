@@ -12,14 +12,14 @@ import torch
 from contourpy import FillType, contour_generator
 from torch import Tensor
 
+from lazyscope.app.compute.film import MarginFilm, both_layers, features, output_layer
 from lazyscope.app.scene import Axis, Cursor, Line, Number, Panel, Regions, Scene, Signs
 from lazyscope.app.setting import Steps, Values
 from lazyscope.app.tab import Tab
 from lazyscope.data.clusters import Clusters
 from lazyscope.errors import InputError
-from lazyscope.experiments.margin import starts
 from lazyscope.lab.style import BLUE, ORANGE, RED
-from lazyscope.problem.film import MarginFilm, both_layers, features, output_layer
+from lazyscope.model.initialise import gaussian_neurons
 from lazyscope.theory.margin import MaxMargin, kernel_svm, variation_margin
 
 FRAMES, PIXELS = 22, 45
@@ -59,7 +59,7 @@ def compute(settings: Settings) -> Result:
     clusters = Clusters.draw(settings.side, 3, [settings.seed])
     x, y = (part[0].double() for part in clusters.sample(settings.samples))
     x_test, y_test = (part[0] for part in clusters.sample(TEST, part=2))
-    start = starts(settings.width, 3, [settings.seed])[0].double()
+    start = gaussian_neurons(settings.width, 3, [settings.seed])[0].double()
     both = both_layers(x, y, start, steps=settings.steps, frames=FRAMES)
     output = output_layer(x, y, start, steps=settings.steps, frames=FRAMES)
     errors = [(y_test * film(x_test) <= 0).double().mean(-1) for film in (both, output)]

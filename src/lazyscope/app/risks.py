@@ -9,15 +9,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from lazyscope.app.compute.risk_curves import LAWS, RiskCurves, mixture_risk_curves, quadratic_risk_curves, spectrum
 from lazyscope.app.scene import Axis, Cursor, Dots, Line, Number, Panel, Scene
 from lazyscope.app.setting import Choice, Steps, Values
 from lazyscope.app.tab import Tab
-from lazyscope.experiments.quadratic import COVARIANCES, covariances, many, widths
 from lazyscope.lab.style import BLUE, GREEN, ORANGE
-from lazyscope.problem.rivals import LAWS, Rivals, mixture_rivals, quadratic_rivals, spectrum
+from lazyscope.problem.quadratic import COVARIANCES, covariances, feature_counts, hidden_widths
 
 FRAMES = 24
-TARGETS = {"quadratic form": quadratic_rivals, "mixture of Gaussians": mixture_rivals}
+TARGETS = {"quadratic form": quadratic_risk_curves, "mixture of Gaussians": mixture_risk_curves}
 
 
 @final
@@ -39,29 +39,29 @@ class Result:
 
     values: Tensor
     gamma: Tensor
-    rivals: Rivals
+    curves: RiskCurves
 
 
 def compute(settings: Settings) -> Result:
     """Theory and one draw."""
     values = spectrum(settings.law, settings.dim, settings.seed)
     gamma = covariances(values)[COVARIANCES.index(settings.covariance)]
-    rivals = TARGETS[settings.target](values, gamma, widths(settings.dim), seed=settings.seed, frames=FRAMES)
-    return Result(values, gamma, rivals)
+    curves = TARGETS[settings.target](values, gamma, hidden_widths(settings.dim), seed=settings.seed, frames=FRAMES)
+    return Result(values, gamma, curves)
 
 
 def scene(result: Result) -> Scene:
     """Risks against N/d, the net's along its training, and both spectra."""
-    rivals, dim = result.rivals, len(result.values)
-    rho, own = rivals.counts / dim, torch.tensor(widths(dim)) / dim
-    seen = [n for n in many(dim) if n <= len(rivals.features)]
+    curves, dim = result.curves, len(result.values)
+    rho, own = curves.counts / dim, torch.tensor(hidden_widths(dim)) / dim
+    seen = [n for n in feature_counts(dim) if n <= len(curves.features)]
     ranks = np.arange(1, dim + 1)
-    floor = [Line([0.05, 12], [rivals.bayes] * 2, "#777777", "Bayes", "2 4", 1.2)] if rivals.bayes else []
+    floor = [Line([0.05, 12], [curves.bayes] * 2, "#777777", "Bayes", "2 4", 1.2)] if curves.bayes else []
     chosen = range(0, len(own), 2)
     shades = ["#004d33", "#00704b", GREEN, "#4cbf99", "#99dcc6"]
     return Scene(
         "risks",
-        [f"{rivals.clock} {time:.3g}" for time in rivals.times.tolist()],
+        [f"{curves.clock} {time:.3g}" for time in curves.times.tolist()],
         [
             Panel(
                 "Risk against neurons N/d",
@@ -69,25 +69,25 @@ def scene(result: Result) -> Scene:
                 Axis(-0.03, 1.05, "risk / var(y)"),
                 [
                     *floor,
-                    Line(rho, rivals.lines["RF"], BLUE, "RF: random features"),
-                    Line(rho, rivals.lines["RF, finite d"], BLUE, dash="3 3", width=1.2),
-                    Line(rho, rivals.lines["NT"], ORANGE, "NT: tangent model"),
-                    Line(rho, rivals.lines["NN"], GREEN, "NN: trained net"),
-                    Dots([n / dim for n in seen], rivals.features[[n - 1 for n in seen]], BLUE),
-                    Dots(own, rivals.tangent, ORANGE),
-                    Dots(own, rivals.network, GREEN, size=4.5),
+                    Line(rho, curves.lines["RF"], BLUE, "RF: random features"),
+                    Line(rho, curves.lines["RF, finite d"], BLUE, dash="3 3", width=1.2),
+                    Line(rho, curves.lines["NT"], ORANGE, "NT: tangent model"),
+                    Line(rho, curves.lines["NN"], GREEN, "NN: trained net"),
+                    Dots([n / dim for n in seen], curves.features[[n - 1 for n in seen]], BLUE),
+                    Dots(own, curves.tangent, ORANGE),
+                    Dots(own, curves.network, GREEN, size=4.5),
                 ],
             ),
             Panel(
                 "The net in training, for some N",
-                Axis.decades(rivals.times[1:], label=rivals.clock),
-                Axis(-0.03, max(1.05, 1.02 * float(rivals.network.max())), "risk / var(y)"),
+                Axis.decades(curves.times[1:], label=curves.clock),
+                Axis(-0.03, max(1.05, 1.02 * float(curves.network.max())), "risk / var(y)"),
                 [
                     *(
-                        Line(rivals.times, rivals.network[:, i], shade, f"N = {float(own[i]):.2g} d")
+                        Line(curves.times, curves.network[:, i], shade, f"N = {float(own[i]):.2g} d")
                         for i, shade in zip(chosen, shades, strict=False)
                     ),
-                    Cursor(rivals.times),
+                    Cursor(curves.times),
                 ],
             ),
             Panel(
@@ -105,38 +105,38 @@ def scene(result: Result) -> Scene:
 
 
 def _numbers(result: Result) -> list[Number]:
-    rivals, dim = result.rivals, len(result.values)
-    own = widths(dim)
+    curves, dim = result.curves, len(result.values)
+    own = hidden_widths(dim)
     middle = min(range(len(own)), key=lambda i: abs(own[i] - dim // 2))
     at = f"N = {own[middle]} of d = {dim}"
-    line = int((rivals.counts - own[middle]).abs().argmin())
+    line = int((curves.counts - own[middle]).abs().argmin())
     return [
         Number(
             "RF",
-            [f"{float(rivals.features[own[middle] - 1]):.3f}"],
-            f"random features, {at}: exact for one draw; {_told(rivals, 'RF', line)}",
+            [f"{float(curves.features[own[middle] - 1]):.3f}"],
+            f"random features, {at}: exact for one draw; {_told(curves, 'RF', line)}",
         ),
         Number(
             "NT",
-            [f"{float(rivals.tangent[middle]):.3f}"],
-            f"the tangent model of as many neurons: exact; {_told(rivals, 'NT', line)}",
+            [f"{float(curves.tangent[middle]):.3f}"],
+            f"the tangent model of as many neurons: exact; {_told(curves, 'NT', line)}",
         ),
         Number(
             "NN",
-            [f"{value:.3f}" for value in rivals.network[:, middle].tolist()],
-            f"the net of as many neurons, at this time; {_told(rivals, 'NN', line)}",
+            [f"{value:.3f}" for value in curves.network[:, middle].tolist()],
+            f"the net of as many neurons, at this time; {_told(curves, 'NN', line)}",
         ),
         Number(
             "Random features, N → ∞",
-            [f"{rivals.limit:.3f}"],
+            [f"{curves.limit:.3f}"],
             "the risk left as N/d → ∞: it vanishes for a quadratic form only if Γ ∝ B",
         ),
-        Number("Bayes", [f"{rivals.bayes:.3f}"], "the risk of the best function of x whatsoever"),
+        Number("Bayes", [f"{curves.bayes:.3f}"], "the risk of the best function of x whatsoever"),
     ]
 
 
-def _told(rivals: Rivals, name: str, line: int) -> str:
-    return f"theory says {float(rivals.lines[name][line]):.3f}"
+def _told(curves: RiskCurves, name: str, line: int) -> str:
+    return f"theory says {float(curves.lines[name][line]):.3f}"
 
 
 def draw(values: Values) -> Scene:

@@ -10,12 +10,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from lazyscope.app.compute.student import Lesson, circle_teacher, student, teach
 from lazyscope.app.scene import Arrows, Axis, Cursor, Dots, Line, Number, Panel, Scene, Trails
 from lazyscope.app.setting import Choice, Steps, Switch, Values
 from lazyscope.app.tab import Tab
 from lazyscope.lab.style import BLACK, BLUE, GREEN, ORANGE, PURPLE, RED
 from lazyscope.loss import Huber, Logistic, Loss, Square
-from lazyscope.problem.student import Lesson, circle_teacher, student, teach
 
 STEPS, FRAMES = 500, 44
 LOSSES: dict[str, Loss] = {"square": Square(), "logistic": Logistic(), "Huber": Huber(0.5)}

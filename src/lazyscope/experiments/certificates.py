@@ -11,12 +11,12 @@ from matplotlib.figure import Figure
 from torch import Tensor
 from torch.nn.functional import normalize
 
+from lazyscope.certify.comparison import certify, compare, rank
 from lazyscope.flow.ode import gradient_flow
 from lazyscope.lab.experiment import Claim, Experiment, Params, Result, Trials
 from lazyscope.lab.style import BLUE, GREEN, ORANGE, RED, panels
 from lazyscope.loss import Square
 from lazyscope.model.two_layer import TwoLayer
-from lazyscope.problem.comparison import certify, compare, rank
 from lazyscope.problem.random_problem import RandomProblem
 from lazyscope.theory.constants import TwoLayerConstants
 from lazyscope.theory.convergence import Decay, over_parameterised, under_parameterised

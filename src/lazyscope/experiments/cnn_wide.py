@@ -30,7 +30,7 @@ from lazyscope.model.initialise import xavier_
 from lazyscope.model.resnet import Block, resnet18
 from lazyscope.model.transform import Scaled
 from lazyscope.model.vgg import vgg, vgg11
-from lazyscope.problem.fixed_features import random_feature_accuracy, scattering_accuracy
+from lazyscope.solve.fixed_features import random_feature_accuracy, scattering_accuracy
 
 ALPHA = 1e7
 """The paper's scale of a linearised net."""

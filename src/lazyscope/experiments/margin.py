@@ -15,7 +15,7 @@ from lazyscope.lab.experiment import Claim, Experiment, Params, Result, Trials
 from lazyscope.lab.fit import exponent
 from lazyscope.lab.style import BLUE, GREEN, ORANGE, RED, panels
 from lazyscope.loss import Exponential, Logistic, Loss
-from lazyscope.stream import stream
+from lazyscope.model.initialise import gaussian_neurons
 from lazyscope.theory.margin import conjugate_kernel, kernel_svm, svm, variation_margin
 
 LOSSES: dict[str, Loss] = {"exponential": Exponential(), "logistic": Logistic()}
@@ -27,7 +27,7 @@ SIZE = 10.0
 """Of the nets whose margins are compared with what is possible, in units of a Gaussian start. From 1, soft-min and
 pressure are even over all samples while the neurons turn, and every neuron near some direction may be drawn away before
 that direction is needed: the flow of finitely many neurons then ends below the maximum."""
-_TEST, _NET = 2, 3
+_TEST = 2
 """Parts of what a seed draws: the clusters take 0 for their labels and 1 for training."""
 
 
@@ -113,7 +113,7 @@ def width(point: Params, device: torch.device) -> Result:
     (x, y), m = _plane(point, device), int(point["width"])
     both, _ = train_both(x, y, m, _seeds(point), int(point["steps"]), temperature=0.05, size=float(point["size"]))
     output, _ = train_output(x, y, m, _seeds(point))
-    features = (x @ starts(m, 3, _seeds(point)).to(x)[..., 1:].mT).relu()
+    features = (x @ gaussian_neurons(m, 3, _seeds(point)).to(x)[..., 1:].mT).relu()
     solved = [_svm_of(phi @ phi.T / m, labels) for phi, labels in zip(features, y, strict=True)]
     return {"both": both.cpu().numpy(), "output": output.cpu().numpy(), "svm": np.array(solved)}
 
@@ -142,11 +142,6 @@ class Net:
         return ((x @ self.w[..., 1:].mT).relu() @ self.w[..., :1]).squeeze(-1)
 
 
-def starts(m: int, dim: int, seeds: list[int]) -> Tensor:
-    """Standard Gaussian rows (c_j, a_j)."""
-    return torch.stack([torch.randn(m, dim + 1, generator=stream(s, _NET)) for s in seeds])
-
-
 def train_both(
     x: Tensor, y: Tensor, m: int, seeds: list[int], steps: int, *, temperature: float = 0.1, size: float = 1.0
 ) -> tuple[Tensor, Net]:
@@ -154,7 +149,7 @@ def train_both(
 
     ‖w‖ is held once the soft-min is within `temperature` of the margin, relatively; it is within a fifth of that.
     """
-    start = size * starts(m, x.shape[-1], seeds).to(x.device)
+    start = size * gaussian_neurons(m, x.shape[-1], seeds).to(x.device)
     flow = margin_flow(BothLayers(x.float()), y.float(), start, tolerance=temperature, settle=steps, steps=steps)
     w = flow.final.double()
     norm = (w[..., 0].abs() * torch.linalg.vector_norm(w[..., 1:], dim=-1)).sum(-1)
@@ -163,7 +158,7 @@ def train_both(
 
 def train_output(x: Tensor, y: Tensor, m: int, seeds: list[int]) -> tuple[Tensor, Net]:
     """The flow of the outer weights alone, from 0: margins in the norm ((1/m)Σc_j²)^½, and the classifier."""
-    hidden = starts(m, x.shape[-1], seeds).to(x)[..., 1:]
+    hidden = gaussian_neurons(m, x.shape[-1], seeds).to(x)[..., 1:]
     features = (x @ hidden.mT).relu() / m**0.5
     flow = margin_flow(Linear(features), y, torch.zeros_like(hidden[..., 0]), tolerance=0.05, steps=1000)
     return flow.margin[-1], Net(torch.cat([flow.final[..., None], hidden], dim=-1))

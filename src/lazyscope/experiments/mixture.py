@@ -11,13 +11,13 @@ import torch
 from matplotlib.figure import Figure
 from torch import Tensor
 
-from lazyscope.experiments.quadratic import band, dots, gap, least, many, widths
+from lazyscope.experiments.quadratic import band, dots, gap, least
 from lazyscope.lab.experiment import Claim, Experiment, Params, Result, Trials
 from lazyscope.lab.style import BLACK, BLUE, GREEN, ORANGE, panels
 from lazyscope.model.hermite import expand
 from lazyscope.problem.mixture import Mixture
-from lazyscope.problem.one_pass import SQUARE, Nets, Rates, one_pass
-from lazyscope.problem.quadratic import gaussian
+from lazyscope.problem.quadratic import feature_counts, gaussian, hidden_widths
+from lazyscope.solve.one_pass import SQUARE, Nets, Rates, one_pass
 from lazyscope.theory import high_dimension as theory
 
 
@@ -43,14 +43,14 @@ def trial(points: list[Params], device: torch.device) -> list[Result]:
     seeds = [int(point["seed"]) for point in points]
     problem = Mixture.draw(dim, seeds, device)
     forms, w = problem.forms, gaussian(10 * dim, dim, seeds).to(device)
-    chosen = torch.tensor(many(dim), device=device) - 1
+    chosen = torch.tensor(feature_counts(dim), device=device) - 1
     draws = [slice(i, i + 1) for i in range(len(seeds))]
     fixed = torch.cat([forms[i].risk(forms[i].random_features(w[i]))[:, chosen] for i in draws])
-    nets = Nets.draw(widths(dim), dim, seeds, torch.ones_like).to(device)
+    nets = Nets.draw(hidden_widths(dim), dim, seeds, torch.ones_like).to(device)
     trained = one_pass(nets, SQUARE, problem.sample, rates=rates(dim), batch=batch, steps=steps, seed=seeds[0])
     risks = {
         "random_features": fixed,
-        "neural_tangent": forms.risk(forms.neural_tangent(w, widths(dim))),
+        "neural_tangent": forms.risk(forms.neural_tangent(w, hidden_widths(dim))),
         "network": forms.network_risk(trained.padded()[0]),
         "descent": forms.network_risk(forms.descend(nets.padded()[0], descent)),
     }
@@ -78,7 +78,7 @@ def predictions(spectrum: Tensor, counts: list[int]) -> list[np.ndarray]:
 def claims(trials: Trials) -> list[Claim]:
     """The three formulas, and the order."""
     dim, spectrum = int(trials.column("dim")[0]), spectra(trials)
-    counts, some = many(dim), np.array(widths(dim))
+    counts, some = feature_counts(dim), np.array(hidden_widths(dim))
     near, wide = band(0.02, dim), band(0.03, dim)
     names = ("random_features", "neural_tangent", "network", "descent")
     fixed, tangent, network, descent = (trials.column(name) for name in names)
@@ -149,11 +149,11 @@ def figure(trials: Trials) -> Figure:
     best = theory.mixture(theory.network(torch.from_numpy(fine), inner), inner).mean(0)
     axis.plot(fine, lines[3], ":", color=BLUE, lw=1.2, label="RF, and $N/d^2$")
     axis.plot(fine, np.asarray(best), ":", color=GREEN, lw=1.2, label="NN, best at this $d$")
-    dots(axis, many(dim), trials.column("random_features"), BLUE)
-    dots(axis, widths(dim), trials.column("neural_tangent"), ORANGE)
-    dots(axis, widths(dim), trials.column("network"), GREEN)
+    dots(axis, feature_counts(dim), trials.column("random_features"), BLUE)
+    dots(axis, hidden_widths(dim), trials.column("neural_tangent"), ORANGE)
+    dots(axis, hidden_widths(dim), trials.column("network"), GREEN)
     descent = trials.column("descent").mean(0)
-    axis.plot(widths(dim), descent, "o", color=GREEN, mfc="none", ms=9, mew=0.9, label="NN, population\ndescent")
+    axis.plot(hidden_widths(dim), descent, "o", color=GREEN, mfc="none", ms=9, mew=0.9, label="NN, population\ndescent")
     bayes = float(theory.bayes_risk(spectrum).mean())
     axis.axhline(bayes, color=BLACK, linestyle=":", linewidth=1.6, label="Bayes")
     axis.set(xscale="log", ylim=(bayes - 0.05, 1.02), xlabel="number of neurons $N$", ylabel="risk (square loss)")

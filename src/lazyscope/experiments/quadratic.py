@@ -17,15 +17,14 @@ from torch import Tensor
 from lazyscope.lab.experiment import Claim, Experiment, Params, Result, Trials
 from lazyscope.lab.style import BLUE, GREEN, ORANGE, PURPLE, SKY, panels
 from lazyscope.model.hermite import expand
-from lazyscope.problem.one_pass import SQUARE, Nets, Rates, one_pass
-from lazyscope.problem.quadratic import Quadratic, gaussian
+from lazyscope.problem.quadratic import Quadratic, covariances, feature_counts, gaussian, hidden_widths
+from lazyscope.solve.one_pass import SQUARE, Nets, Rates, one_pass
 from lazyscope.theory import high_dimension as theory
 
 BATCH = 100
-COVARIANCES = ("I", "(I+B)/2", "B", "B reversed")
-"""Γ up to scale, in the basis of B: isotropic, half-way to B, B, and B with its eigenvalues in reverse order."""
+
 STEP = 0.7
-"""In units of n/(4d Tr B), the inverse of E‖∇f‖²/n, beyond twice which SGD is unstable; see `rates`."""
+"""In units of n/(4d Tr B), the inverse of E‖∇f‖²/n. SGD is unstable beyond twice that; see `rates`."""
 
 
 def grid(scale: str) -> list[Params]:
@@ -34,25 +33,9 @@ def grid(scale: str) -> list[Params]:
     return [{"seed": seed, **size} for seed in range(5 if scale == "paper" else 6)]
 
 
-def widths(dim: int) -> list[int]:
-    """N of tangent class and net: the poster's 15 values up to d (half of them in small dimensions), and one beyond."""
-    return [dim * k // 15 for k in range(1, 16, 1 if dim > 100 else 2)] + [4 * dim // 3]
-
-
-def many(dim: int) -> list[int]:
-    """N of random features: the same, and on to 10d."""
-    return widths(dim) + [k * dim for k in (2, 3, 4, 6, 8, 10)]
-
-
 def rates(dim: int) -> Rates:
     """‖∇_w f‖² = 4‖x‖² Σ_i (w_i·x)² is 4d Tr B on average at the target, and Tr B = √d."""
     return Rates(w=STEP * BATCH / (4 * dim**1.5), a=0.0, c=0.1)
-
-
-def covariances(spectrum: Tensor) -> list[Tensor]:
-    """The diagonals of Γ, each with trace 1."""
-    flat, aligned = torch.full_like(spectrum, 1 / len(spectrum)), spectrum / spectrum.sum()
-    return [flat, (flat + aligned) / 2, aligned, aligned.flip(0)]
 
 
 def trial(points: list[Params], device: torch.device) -> list[Result]:
@@ -61,10 +44,10 @@ def trial(points: list[Params], device: torch.device) -> list[Result]:
     seeds = [int(point["seed"]) for point in points]
     problem = Quadratic.draw(dim, seeds, device)
     forms, w = problem.forms, gaussian(10 * dim, dim, seeds).to(device)
-    chosen = torch.tensor(many(dim), device=device) - 1
+    chosen = torch.tensor(feature_counts(dim), device=device) - 1
     fixed = torch.stack([_random_features(problem, w, draw)[:, chosen] for draw in range(len(seeds))])
-    tangent = forms.risk(forms.neural_tangent(w, widths(dim)))
-    nets = Nets.draw(widths(dim), dim, seeds, torch.ones_like).to(device)
+    tangent = forms.risk(forms.neural_tangent(w, hidden_widths(dim)))
+    nets = Nets.draw(hidden_widths(dim), dim, seeds, torch.ones_like).to(device)
     trained = one_pass(nets, SQUARE, problem.sample, rates=rates(dim), batch=BATCH, steps=steps, seed=seeds[0])
     flowed = problem.flow(nets.padded()[0], [20 * math.sqrt(dim)])[-1]
     risks = {
@@ -122,7 +105,7 @@ def least(above: np.ndarray, below: np.ndarray) -> float:
 def claims(trials: Trials) -> list[Claim]:
     """The three theorems, their order, and the part that Γ plays."""
     dim, spectrum = int(trials.column("dim")[0]), spectra(trials)
-    counts, some = many(dim), np.array(widths(dim))
+    counts, some = feature_counts(dim), np.array(hidden_widths(dim))
     few, fewer = (np.array(counts) <= dim**2 / share for share in (15, 75))
     near = band(0.02, dim)
     fixed, tangent, network = (trials.column(name) for name in ("random_features", "neural_tangent", "network"))
@@ -197,17 +180,17 @@ def figure(trials: Trials) -> Figure:
     left.plot(fine, lines[0] - excess[0], ":", color=BLUE, lw=1.2, label="RF, and $N/d^2$")
     left.plot(fine, np.asarray(theory.neural_tangent(steps / dim, spectrum).mean(0)), color=ORANGE, label="NT")
     left.plot(fine, np.asarray(theory.network(steps, spectrum).mean(0)), color=GREEN, label="NN")
-    dots(left, many(dim), trials.column("random_features")[:, 0], BLUE)
-    dots(left, widths(dim), trials.column("neural_tangent"), ORANGE)
-    dots(left, widths(dim), trials.column("network"), GREEN)
+    dots(left, feature_counts(dim), trials.column("random_features")[:, 0], BLUE)
+    dots(left, hidden_widths(dim), trials.column("neural_tangent"), ORANGE)
+    dots(left, hidden_widths(dim), trials.column("network"), GREEN)
     flow = trials.column("flow").mean(0)
-    left.plot(widths(dim), flow, "o", color=GREEN, mfc="none", ms=9, mew=0.9, label="NN, exact flow")
+    left.plot(hidden_widths(dim), flow, "o", color=GREEN, mfc="none", ms=9, mew=0.9, label="NN, exact flow")
     left.set(title=f"quadratic target, $d={dim}$", xlabel="number of neurons $N$", ylabel=r"risk $/\,\|f_*\|^2$")
     names = (r"$I$", r"$\frac{1}{2}(I+B)$", r"$B$", r"$B$ reversed")
     for i, (name, colour) in enumerate(zip(names, (BLUE, SKY, PURPLE, "0.45"), strict=True)):
         right.plot(fine, lines[i], color=colour, label=rf"$\Gamma\propto$ {name}")
         right.plot(fine, lines[i] - excess[i], ":", color=colour, lw=1.2)
-        dots(right, many(dim), trials.column("random_features")[:, i], colour)
+        dots(right, feature_counts(dim), trials.column("random_features")[:, i], colour)
     right.set(title=r"random features, $w_i\sim N(0,\Gamma)$", xlabel="number of neurons $N$")
     for axis in (left, right):
         axis.set(xscale="log", ylim=(-0.03, 1.05))

@@ -10,13 +10,13 @@ import numpy as np
 import torch
 from matplotlib.figure import Figure
 
-from lazyscope.experiments.quadratic import BATCH, band, dots, gap, least, many, spectra, widths
+from lazyscope.experiments.quadratic import BATCH, band, dots, gap, least, spectra
 from lazyscope.lab.experiment import Claim, Experiment, Params, Result, Trials
 from lazyscope.lab.style import BLUE, GREEN, ORANGE, panels
 from lazyscope.model.hermite import expand
 from lazyscope.problem import relu
-from lazyscope.problem.one_pass import RELU, Nets, Rates, one_pass
-from lazyscope.problem.quadratic import Quadratic, gaussian
+from lazyscope.problem.quadratic import Quadratic, feature_counts, gaussian, hidden_widths
+from lazyscope.solve.one_pass import RELU, Nets, Rates, one_pass
 from lazyscope.theory import high_dimension as theory
 
 
@@ -39,13 +39,13 @@ def trial(points: list[Params], device: torch.device) -> list[Result]:
     seeds = [int(point["seed"]) for point in points]
     problem = Quadratic.draw(dim, seeds, device)
     spectrum, w = problem.spectrum, gaussian(10 * dim, dim, seeds).to(device)
-    chosen = torch.tensor(many(dim), device=device) - 1
+    chosen = torch.tensor(feature_counts(dim), device=device) - 1
     draws = [slice(i, i + 1) for i in range(len(seeds))]
-    nets = Nets.draw(widths(dim), dim, seeds, lambda normal: normal).to(device)
+    nets = Nets.draw(hidden_widths(dim), dim, seeds, lambda normal: normal).to(device)
     trained = one_pass(nets, RELU, problem.sample, rates=rates(dim), batch=BATCH, steps=steps, seed=seeds[0])
     risks = {
         "random_features": torch.cat([relu.random_features(w[i], spectrum[i])[:, chosen] for i in draws]),
-        "neural_tangent": relu.neural_tangent(w, spectrum, widths(dim)),
+        "neural_tangent": relu.neural_tangent(w, spectrum, hidden_widths(dim)),
         "network": relu.network_risk(*trained.padded(), spectrum),
     }
     return [{name: value[i].cpu().numpy() for name, value in risks.items()} for i in range(len(seeds))]
@@ -67,7 +67,7 @@ def predictions(trials: Trials, counts: list[int]) -> tuple[np.ndarray, np.ndarr
 def claims(trials: Trials) -> list[Claim]:
     """The gap between NN and NT, and Theorem 1 for this activation."""
     dim = int(trials.column("dim")[0])
-    counts, some = many(dim), np.array(widths(dim))
+    counts, some = feature_counts(dim), np.array(hidden_widths(dim))
     fixed, tangent, network = (trials.column(name) for name in ("random_features", "neural_tangent", "network"))
     first, excess = predictions(trials, counts)
     near, finite, inside = band(0.02, dim), gap(fixed, first - excess), some < dim
@@ -106,10 +106,10 @@ def figure(trials: Trials) -> Figure:
     first, excess = (law.mean(0) for law in predictions(trials, fine.tolist()))
     axis.plot(fine, first, color=BLUE, label="RF, Theorem 1")
     axis.plot(fine, first - excess, ":", color=BLUE, lw=1.2, label="RF, and $N/d^2$")
-    dots(axis, many(dim), trials.column("random_features"), BLUE)
+    dots(axis, feature_counts(dim), trials.column("random_features"), BLUE)
     for name, label, colour in (("neural_tangent", "NT", ORANGE), ("network", "NN", GREEN)):
-        axis.plot(widths(dim), trials.column(name).mean(0), "--", color=colour, lw=1, label=label)
-        dots(axis, widths(dim), trials.column(name), colour)
+        axis.plot(hidden_widths(dim), trials.column(name).mean(0), "--", color=colour, lw=1, label=label)
+        dots(axis, hidden_widths(dim), trials.column(name), colour)
     axis.axvline(dim, color="0.7", lw=0.8)
     axis.annotate("$N=d$", (dim, 1.0), color="0.45", ha="left", va="center", xytext=(4, 0), textcoords="offset points")
     axis.set(xscale="log", ylim=(-0.03, 1.05), xlabel="number of neurons $N$", ylabel=r"risk $/\,\|f_*\|^2$")

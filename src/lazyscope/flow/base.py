@@ -13,8 +13,8 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from lazyscope._typing import Params
-from lazyscope.flow.objective import Number, Objective, flat
+from lazyscope._typing import Number, Params
+from lazyscope.flow.objective import Objective, flat
 from lazyscope.progress import Bar, quiet
 
 Observer: TypeAlias = Callable[[Params], Mapping[str, Tensor]]

@@ -11,11 +11,11 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from lazyscope._typing import Inputs, Params
+from lazyscope._typing import Inputs, Number, Params
 from lazyscope.ambient import without_autocast
 from lazyscope.errors import InputError
 from lazyscope.flow.base import Observer, Progress, Recording, Trajectory, counted
-from lazyscope.flow.objective import Number, Objective, flat
+from lazyscope.flow.objective import Objective, flat
 from lazyscope.flow.sampler import Sampler
 from lazyscope.labels import Target
 from lazyscope.loss import Loss

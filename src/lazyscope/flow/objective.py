@@ -12,14 +12,11 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from lazyscope._typing import Inputs, Params
+from lazyscope._typing import Inputs, Number, Params
 from lazyscope.errors import InputError
 from lazyscope.labels import Target
 from lazyscope.loss import Loss, Risk
 from lazyscope.model.coordinates import Alpha, Coordinates, Studied, check_alpha
-
-Number: TypeAlias = float | int
-"""Spelt out, as a runtime type checker does not take an int for a float."""
 
 Times: TypeAlias = Tensor | Sequence[Number] | NDArray[Any]
 """Times at which a flow is recorded."""

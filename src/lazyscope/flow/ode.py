@@ -10,10 +10,10 @@ from jaxtyping import Bool, Float
 from torch import Tensor, nn
 from torchdiffeq import odeint
 
-from lazyscope._typing import Inputs
+from lazyscope._typing import Inputs, Number
 from lazyscope.ambient import without_autocast
 from lazyscope.flow.base import Observer, Progress, Recording, Trajectory, followed
-from lazyscope.flow.objective import Number, Objective, Times, check_times, flat, unflat
+from lazyscope.flow.objective import Objective, Times, check_times, flat, unflat
 from lazyscope.labels import Target
 from lazyscope.loss import Loss
 from lazyscope.model.base import studied

@@ -10,11 +10,11 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from lazyscope._typing import Inputs
+from lazyscope._typing import Inputs, Number
 from lazyscope.ambient import without_autocast
 from lazyscope.errors import ModelError
 from lazyscope.flow.base import Observer, Progress, Recording, Trajectory
-from lazyscope.flow.objective import Number, Objective, Times, check_times
+from lazyscope.flow.objective import Objective, Times, check_times
 from lazyscope.flow.ode import Integration
 from lazyscope.labels import Target
 from lazyscope.linalg.eigen import COPIES

@@ -19,11 +19,11 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
+from lazyscope._typing import Number
 from lazyscope.errors import InputError
 from lazyscope.flow.base import Progress, Status, counted
 from lazyscope.flow.checkpoint import Checkpoint
 from lazyscope.flow.descent import DIVERGED
-from lazyscope.flow.objective import Number
 from lazyscope.flow.precision import TF32, Precision
 from lazyscope.flow.step import Compiler, Objective, Sampler, Step
 

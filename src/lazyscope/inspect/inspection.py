@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from typing import Any, TypeAlias, final
 
 from lazyscope._typing import Inputs
-from lazyscope.ambient import without_autocast
+from lazyscope.ambient import Shared, without_autocast
 from lazyscope.errors import InputError
 from lazyscope.inspect.budget import Budget, Clock
 from lazyscope.inspect.prediction import limits_of, predict
@@ -25,9 +25,8 @@ from lazyscope.inspect.verdict import judge
 from lazyscope.lab.provenance import place, provenance
 from lazyscope.linalg.threads import threads_for
 from lazyscope.memory import Memory, parse_memory
-from lazyscope.model.increment import FallbackWarning
+from lazyscope.notices import collected
 from lazyscope.progress import Bar, quiet
-from lazyscope.theory.relative_scale import KinkWarning
 
 ALPHAS = (1.0, 10.0, 100.0)
 """Scales at which the model is trained beside its own, α = 1."""
@@ -94,7 +93,7 @@ def inspect(
     budget = Budget(seconds, parse_memory(memory) or 0, points, steps)
     scales = _scales(alphas)
     notes: list[str] = []
-    with _noted(notes), _shown(progress) as told:
+    with collected(notes), _without_hints, _shown(progress) as told:
         stages = Stages(Clock(seconds), told)
         report = _inspected(net, x, y, loss, scales, budget, seed, stages, notes)
     return replace(report, notes=tuple(dict.fromkeys(notes)))
@@ -241,16 +240,11 @@ def _shown(progress: Progress | None) -> Iterator[Progress]:
 
 
 @contextmanager
-def _noted(notes: list[str]) -> Iterator[None]:
-    """Warnings about the model become notes of the report; others pass."""
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        try:
-            yield
-        finally:
-            known = [w for w in caught if issubclass(w.category, KinkWarning | FallbackWarning)]
-            notes += [str(warning.message) for warning in known]
-    for warning in caught:
+def _no_hints() -> Iterator[None]:
+    with warnings.catch_warnings():
         # torch's vmap tells of operations that it takes one by one: slower, and nothing that a user could change
-        if warning not in known and not str(warning.message).startswith("There is a performance drop"):
-            warnings.warn_explicit(warning.message, warning.category, warning.filename, warning.lineno)
+        warnings.filterwarnings("ignore", message="There is a performance drop")
+        yield
+
+
+_without_hints = Shared(_no_hints)

@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 from typing import final
 
-Number = float | int
+from lazyscope._typing import Number
 
 
 @final

@@ -92,7 +92,7 @@ def subject(net: Any, x: Inputs, y: Any, loss: Any, budget: Budget, seed: int) -
             f"The loss is a {type(loss).__name__}, whose constants are not known; pass lazyscope.loss.Square(),"
             " CrossEntropy() or another of lazyscope.loss."
         )
-    model = net if isinstance(net, Model) else Model(net)
+    model = Model.of(net)
     weights = next(iter(model.params.values()))
     device, y = weights.device, as_target(y, weights)
     keys, leaves = flatten(x)

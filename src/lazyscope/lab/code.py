@@ -1,16 +1,16 @@
 """The hash of the code that computes a trial.
 
-It covers, in the experiment's own module, `trial` and every definition that it reaches by name, and the whole of every
-module that those import, transitively, relative, star and sibling imports included; Python's own and installed packages
-do not count, except lazyscope and the experiment's own package. Where the trial is not a plain function, what it holds
-counts as well: a lambda's text, the arguments of a `functools.partial`, the variables of a closure, the state of an
-object. Torch's release counts, since another one may compute other numbers. Comments, docstrings, layout, `figure`,
-`claims` and `grid` do not count (the grid's values are in the trial's key already), nor does the lab, which moves
-results and never makes them.
+In the module of the experiment, the hash covers `trial` and every definition that it uses, directly or indirectly. It
+also covers every module that this code imports, transitively, including relative imports, star imports and files in the
+same folder. The standard library and installed packages are excluded, except lazyscope and the package of the
+experiment. If the trial is not a plain function, its data are included: the text of a lambda, the arguments of a
+`functools.partial`, the variables of a closure, the state of an object. The release of PyTorch is included, because
+another release may compute different numbers. Comments, docstrings, layout, `figure`, `claims` and `grid` are excluded
+(the values of the grid are part of the key of the trial), and so is the lab, which only transports results.
 
-Code cannot see what a trial reads elsewhere. Files and environment variables count if the experiment declares them
-(`Experiment.files`, `Experiment.variables`); a module that is imported by a computed name, or data that are read
-undeclared, are the author's own responsibility.
+The hash does not cover data that a trial reads. Files and environment variables are part of the key of the trial if the
+experiment declares them (`Experiment.files`, `Experiment.variables`). Changes of a module that is imported by a
+computed name, or of undeclared data, are not detected.
 """
 
 from __future__ import annotations
@@ -37,10 +37,10 @@ from lazyscope.lab.sources import bound, counts, file_of, imports, place_of, rea
 
 
 def fingerprint(experiment: Experiment) -> str:
-    """A short hash that changes when what the trials compute may have changed.
+    """Compute a hash of the code of an experiment's trials, which changes if their results may change.
 
     Args:
-        experiment: Whose trials.
+        experiment: The experiment.
 
     Returns:
         Sixteen hexadecimal digits.
@@ -49,20 +49,22 @@ def fingerprint(experiment: Experiment) -> str:
 
 
 def drawing_code(experiment: Experiment) -> Code:
-    """What draws and judges the trials: every file of lazyscope, the lab's with them, and what they import besides.
+    """Compute a hash of the code that draws the figure and checks the claims.
+
+    It covers the code of `figure` and `claims`, and every file of lazyscope, including the lab.
 
     Args:
-        experiment: Whose figure and claims.
+        experiment: The experiment.
 
     Returns:
-        The hash of all these files, and where they are.
+        The hash and the files.
     """
     files: dict[str, Path] = {}
     texts: list[str] = []
     for part in (experiment.figure, experiment.claims):
         code = code_behind(part, experiment.name)
         files |= code.files
-        texts.append(code.fingerprint)  # what a closure or a partial holds is in no file
+        texts.append(code.fingerprint)  # the data of a closure or a partial are not in a file
     package = Path(__file__).parents[1]
     for path in package.rglob("*.py"):
         inside = path.relative_to(package.parent).with_suffix("").parts
@@ -73,22 +75,30 @@ def drawing_code(experiment: Experiment) -> Code:
 
 @dataclass(frozen=True)
 class Code:
-    """The code behind a function: its hash, and the file of every module that counts in it."""
+    """The code that a function depends on.
+
+    Args:
+        fingerprint: The hash of the code, sixteen hexadecimal digits.
+        files: The file of each module that is part of the hash, by the name of the module.
+    """
 
     fingerprint: str
     files: dict[str, Path]
 
 
 def code_behind(function: Callable[..., object], experiment: str) -> Code:
-    """What a function of this experiment, such as its trial, computes, as it stands on the disk.
+    """Compute a hash of the code, as it is on the disk, that a function depends on.
 
     Args:
-        function: A function, lambda, method, `functools.partial` or object that can be called.
-        experiment: The name of the experiment, for what is refused.
+        function: A function, lambda, method, `functools.partial` or callable object, such as the trial.
+        experiment: The name of the experiment, for error messages.
 
     Returns:
-        The hash and the files. What cannot be hashed, such as a function typed at a prompt or an open file in a
-        closure, is refused with an `ExperimentError`.
+        The hash and the files.
+
+    Raises:
+        ExperimentError: If the code cannot be hashed, such as a function defined at the prompt or an open file in a
+            closure.
     """
     try:
         return _Behind(experiment, function).code()
@@ -101,14 +111,14 @@ def _hash(texts: list[str]) -> str:
 
 
 class _Behind:
-    """All that is found behind a function; objects are entered once, so they may refer to each other."""
+    """Collects everything that a function depends on. Each object is visited once, so cycles are allowed."""
 
     def __init__(self, experiment: str, function: Callable[..., object]) -> None:
         self._experiment = experiment
         self._texts = [f"torch {re.split(r'[+]', torch.__version__)[0]}"]
         self._packages = {"lazyscope", _module_of(function).partition(".")[0]}
         self._own: dict[str, bool] = {}
-        self._entered: dict[int, object] = {}  # the objects as well, lest another one gets the same id
+        self._entered: dict[int, object] = {}  # keeps the objects alive, so that their ids stay unique
         self._files: dict[str, Path] = {}
         self._roots: dict[str, set[str]] = {}
         self._lambdas: dict[str, set[int]] = {}
@@ -116,7 +126,7 @@ class _Behind:
         self._enter(function)
 
     def code(self) -> Code:
-        """The hash over what was entered, the statements it reaches, and the modules these import."""
+        """Compute the hash of the visited objects, the statements that they use, and the modules that these import."""
         texts, modules = list(self._texts), dict[str, str]()
         waiting = set(self._modules)
         for module in sorted(self._roots.keys() | self._lambdas.keys()):
@@ -136,7 +146,7 @@ class _Behind:
         return Code(_hash(texts + [f"{name}\n{modules[name]}" for name in sorted(modules)]), self._files)
 
     def _statements(self, module: str) -> tuple[list[ast.stmt], list[ast.AST]]:
-        """What the functions of one module reach in it, and its lambdas that were entered."""
+        """Return the statements of a module that the visited functions use, and the visited lambdas of the module."""
         path = self._files[module]
         parsed = tree(path.read_text(encoding="utf-8"))
         lines = self._lambdas.get(module, set())
@@ -148,7 +158,7 @@ class _Behind:
             )
         roots = self._roots.get(module, set())
         if roots - {name for statement in parsed.body for name in bound(statement)}:
-            return parsed.body, lambdas  # a class or function that was made, not written: anything may have made it
+            return parsed.body, lambdas  # it was created dynamically, so any statement may matter
         return reached(parsed, roots, lambdas), lambdas
 
     def _package(self, module: str) -> str:
@@ -158,14 +168,14 @@ class _Behind:
         return module if self._files[module].stem == "__init__" else module.rpartition(".")[0]
 
     def _counts(self, module: str) -> bool:
-        """By its top-level package: of an installed one nothing is looked at."""
+        """Return whether a module is part of the hash. Installed packages are excluded by their top-level name."""
         top = module.partition(".")[0]
         if top not in self._own:
             self._own[top] = top in self._packages or counts(top, place_of(top), self._packages)
         return self._own[top] and counts(module, None, self._packages | {top})
 
     def _enter(self, value: object) -> None:
-        """Take a value into the hash: a number by itself, a function by its code, an object by its class and state."""
+        """Add a value to the hash: a number by its value, a function by its code, an object by its class and state."""
         if isinstance(value, str | bytes | int | float | complex | torch.dtype | torch.device | Path | None):
             self._texts.append(f"{type(value).__name__} {value!r}")
             return
@@ -200,7 +210,7 @@ class _Behind:
             self._texts.append(str(getattr(value, "__qualname__", value)))
             if not isinstance(getattr(value, "__self__", None), ModuleType | None):
                 self._enter(getattr(value, "__self__", None))
-        elif hasattr(value, "__wrapped__"):  # as functools.cache leaves it
+        elif hasattr(value, "__wrapped__"):  # as functools.cache returns it
             self._enter(value.__wrapped__)
         else:
             self._enter_object(value)
@@ -214,13 +224,13 @@ class _Behind:
         self._texts.append(f"{kind} {hashlib.sha256(content.data).hexdigest()}")
 
     def _enter_object(self, value: object) -> None:
-        """Any other object, by what pickle would keep of it."""
+        """Add any other object, by the state that pickle would store."""
         try:
             kept: Any = value.__reduce_ex__(4)
         except Exception as error:
             raise ExperimentError(
-                f"'{self._experiment}' depends on a {type(value).__name__}, which cannot be hashed ({error}); let its"
-                " functions hold numbers, strings, arrays and other functions."
+                f"'{self._experiment}' depends on a {type(value).__name__}, which cannot be hashed ({error}); its"
+                " functions may contain numbers, strings, arrays and other functions."
             ) from error
         if isinstance(kept, str):
             self._texts.append(kept)
@@ -244,7 +254,7 @@ class _Behind:
                 )
         if own or around is None:
             self._enter_all(held, list(function.__defaults__ or ()), function.__kwdefaults__ or {})
-        if around is not None:  # a decorator stands in the text of what it decorates
+        if around is not None:  # a decorator is part of the text of the function that it decorates
             self._enter(around)
 
     def _enter_class(self, kind: type) -> None:
@@ -255,13 +265,13 @@ class _Behind:
         self._find(kind.__module__, Path(file), kind.__qualname__, 0)
         if "<locals>" in kind.__qualname__:
             parts = [part for part in vars(kind).values() if isinstance(part, FunctionType)]
-            self._enter_all(*(part for part in parts if _file(part.__code__) is not None))  # dataclasses write some
+            self._enter_all(*(part for part in parts if _file(part.__code__) is not None))  # dataclasses generate some
 
     def _counts_as(self, module: str, file: Path) -> bool:
         return module == "__main__" or counts(module, file, self._packages)
 
     def _find(self, module: str, file: Path, qualname: str, line: int) -> None:
-        """Start from this name in its module; a lambda that no definition contains is known by its line."""
+        """Add a definition of a module by its name, or a lambda outside all definitions by its line."""
         self._files[module] = file
         root = qualname.partition(".")[0]
         if root == "<lambda>":
@@ -271,7 +281,7 @@ class _Behind:
 
 
 def _module_of(function: object) -> str:
-    """The module in which the code behind a function runs; decorators and `wraps` say otherwise."""
+    """Return the module that defines a function, looking through decorators and partials."""
     while isinstance(function, partial | MethodType):
         function = function.func if isinstance(function, partial) else function.__func__
     while (around := getattr(function, "__wrapped__", None)) is not None:
@@ -282,7 +292,7 @@ def _module_of(function: object) -> str:
 
 
 def _around(module: str) -> list[str]:
-    """The packages around a module, whose own files run first; those of lazyscope only gather names."""
+    """Return the parent packages of a module, whose files run first. Those of lazyscope only export names."""
     parts = module.split(".")
     return [] if parts[0] == "lazyscope" else [".".join(parts[:i]) for i in range(1, len(parts))]
 

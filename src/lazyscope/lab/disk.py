@@ -1,4 +1,4 @@
-"""Files that are either whole or absent, and disks that say in one sentence what is wrong with them."""
+"""Atomic writing of files, and readable error messages if writing fails."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ _REASONS = {
     errno.EACCES: "there is no permission to write there",
     errno.EPERM: "there is no permission to write there",
     errno.ENOTDIR: "a part of its path is a file",
-    errno.EEXIST: "there is a file of that name",
-    errno.EISDIR: "there is a folder of that name",
+    errno.EEXIST: "a file of that name exists",
+    errno.EISDIR: "a folder of that name exists",
     errno.ENOENT: "no file can be created there",
 }
 _FULL = (errno.ENOSPC, errno.EDQUOT)
@@ -27,31 +27,37 @@ _FULL = (errno.ENOSPC, errno.EDQUOT)
 
 @contextmanager
 def writing(folder: Path) -> Iterator[None]:
-    """Turn what a disk can refuse into a `StoreError` with the folder and the remedy.
+    """Convert an `OSError` inside the block to a `StoreError` that names the folder and how to fix the problem.
 
     Args:
-        folder: Where the block writes.
+        folder: The folder to which the block writes.
+
+    Raises:
+        StoreError: If the block raises an `OSError`.
     """
     try:
         yield
     except OSError as error:
-        reason = _REASONS.get(error.errno or 0, f"the system says '{error.strerror or error}'")
+        reason = _REASONS.get(error.errno or 0, f"the system reports '{error.strerror or error}'")
         room = "free some space, or " if error.errno in _FULL else ""
         raise StoreError(
-            f"Results cannot be written to {folder}, because {reason}: {room}choose another place with --out; what was"
+            f"Results cannot be written to {folder}, because {reason}: {room}choose another folder with --out; what was"
             " stored before is kept."
         ) from error
 
 
 def write(path: Path, content: bytes) -> None:
-    """Write the file whole or not at all, whatever happens to this process or to the power.
+    """Write a file atomically: even after a crash or a power failure, it is either complete or absent.
 
-    The content goes to a temporary name in the same folder, to the disk, and only then under its own name: on
-    POSIX a rename within one folder is atomic.
+    The content is written to a temporary file in the same folder and flushed to the disk; then the file is renamed. On
+    POSIX systems, a rename within one folder is atomic.
 
     Args:
-        path: The file; the folders around it are created.
-        content: All that it is to hold.
+        path: The file. Its parent folders are created if necessary.
+        content: The content of the file.
+
+    Raises:
+        StoreError: If the file cannot be written.
     """
     with writing(path.parent):
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -70,10 +76,13 @@ def write(path: Path, content: bytes) -> None:
 
 
 def check(folder: Path) -> None:
-    """Fail now, not in an hour, where no file can be written.
+    """Check that files can be written to a folder, so that a long run does not fail at its end.
 
     Args:
-        folder: Is created where it is not there.
+        folder: The folder, which is created if it does not exist.
+
+    Raises:
+        StoreError: If no file can be written there.
     """
     probe = folder / f".writable.{uuid.uuid4().hex}"
     write(probe, b"")
@@ -82,14 +91,14 @@ def check(folder: Path) -> None:
 
 
 def set_aside(path: Path, read: os.stat_result | None) -> Path | None:
-    """Rename what cannot be read, so that nobody takes it for a result, and it can still be looked at.
+    """Rename a damaged file, so that it is not used as a result but can still be examined.
 
     Args:
-        path: The file, or whatever has its name.
-        read: What the file was when it was read, if it could be opened.
+        path: The path of the damaged file or folder.
+        read: The status of the file when it was read, or None if it could not be opened.
 
     Returns:
-        The new name, ending in `.damaged`; None where another process has set it aside, or written it anew, meanwhile.
+        The new path, ending in `.damaged`, or None if another process has renamed or replaced the file in the meantime.
     """
     aside = path.with_suffix(".damaged")
     if aside.exists():
@@ -109,7 +118,7 @@ def _identity(found: os.stat_result) -> tuple[int, ...]:
 
 
 def _sync_folder(folder: Path) -> None:
-    """A rename survives a power cut once the folder itself is on the disk; not every system can do that."""
+    """Flush a folder to the disk, on systems that support it, so that a rename survives a power failure."""
     with suppress(OSError):
         descriptor = os.open(folder, os.O_RDONLY)
         try:

@@ -1,4 +1,4 @@
-"""What an experiment came to at one scale: figure, claims, timings, provenance; small enough to commit."""
+"""The outcome of an experiment at one scale: figure, claims, timings and provenance, small enough to commit."""
 
 from __future__ import annotations
 
@@ -24,13 +24,15 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Run:
-    """What one training cost; any trial whose result has these names gets a row in the report.
+    """The cost of one training run.
+
+    Any trial whose result contains `device_seconds`, `images_per_second` and `peak_memory` has a row in the report.
 
     Args:
-        point: The parameters that tell it from the others.
-        device_seconds: The time of its steps.
-        images_per_second: How fast it was.
-        peak_memory: The most bytes that it used.
+        point: The parameters that distinguish it from the other trials, as text.
+        device_seconds: The time of the training steps, in seconds.
+        images_per_second: The number of training images processed per second.
+        peak_memory: The peak memory, in bytes.
     """
 
     point: str
@@ -40,11 +42,14 @@ class Run:
 
     @classmethod
     def of(cls, record: Record, varied: set[str]) -> Run:
-        """The costs of a trial, told apart from the others by what varies over the grid.
+        """Read the cost of a training run from a stored trial.
 
         Args:
-            record: The trial.
-            varied: The names of the parameters that vary.
+            record: The stored trial.
+            varied: The names of the parameters that vary over the grid, which make up `point`.
+
+        Returns:
+            The cost.
         """
         params, result = record.trial.params, record.trial.result
         point = ", ".join(f"{name} = {value}" for name, value in params.items() if name in varied)
@@ -57,21 +62,22 @@ _COSTS = ("device_seconds", "images_per_second", "peak_memory")
 
 @dataclass(frozen=True)
 class Outcome:
-    """A row of the report; lies as `<root>/<name>/<scale>.json`, `.png` and `.svg`.
+    """The outcome of an experiment at one scale, stored as `<root>/<name>/<scale>.json`, `.png` and `.svg`.
 
     Args:
-        name: The experiment's.
-        source: The experiment's.
-        title: The experiment's.
+        name: The name of the experiment.
+        source: The source of the experiment.
+        title: The title of the experiment.
         scale: One of `SCALES`.
-        claims: Judged.
-        trials: How many there are.
-        seconds: How long they took, added up.
-        provenance: What they were measured with and when, each value once.
-        png: The figure.
-        svg: The figure.
-        runs: What each training cost.
-        basis: A hash of the trials and of the code that drew and judged them: with the same, nothing need be redrawn.
+        claims: The claims, with the measured values.
+        trials: The number of trials.
+        seconds: The total time of all trials, in seconds.
+        provenance: The commands, commits, versions, devices and dates of the trials, without repetitions.
+        png: The figure as a PNG file.
+        svg: The figure as an SVG file.
+        runs: The cost of each training run.
+        basis: A hash of the trials and of the code that draws and checks them. As long as it is unchanged, the figure
+            is not drawn again.
     """
 
     name: str
@@ -89,11 +95,11 @@ class Outcome:
 
     @property
     def holds(self) -> bool:
-        """Whether every claim does."""
+        """Whether all claims hold."""
         return all(claim.holds for claim in self.claims)
 
     def save(self, root: Path) -> None:
-        """Keep it beside the trials; the JSON comes last, with a checksum over all three files.
+        """Write the outcome beside the trials. The JSON file is written last, with a checksum of all three files.
 
         Args:
             root: The folder of results.
@@ -109,21 +115,25 @@ class Outcome:
     def load(cls, path: Path) -> Outcome:
         """Read `<name>/<scale>.json` and the figures beside it.
 
+        A file without a checksum, written by an early version of lazyscope, is read without verification.
+
         Args:
-            path: The JSON.
+            path: The JSON file.
 
         Returns:
-            The outcome; a `StoreError` says that the files are not what was saved. Those that were saved before there
-            were checksums are read without.
+            The outcome.
+
+        Raises:
+            StoreError: If a file is missing, cannot be parsed, or does not match the checksum.
         """
         try:
             table = json.loads(path.read_bytes())
             png, svg = path.with_suffix(".png").read_bytes(), path.with_suffix(".svg").read_bytes()
             stated = table.pop("checksum", None)
             if stated is not None and stated != checksum(table, png, svg):
-                raise ValueError("its checksum does not fit")
+                raise ValueError("its checksum does not match")
             if (table["name"], table["scale"]) != (path.parent.name, path.stem):
-                raise ValueError(f"it is {table['name']} at the {table['scale']} scale")
+                raise ValueError(f"it contains {table['name']} at the {table['scale']} scale")
             values = [value for several in table["provenance"].values() for value in several]
             if not all(isinstance(value, str) for value in values):
                 raise TypeError("its provenance is not text")
@@ -135,10 +145,10 @@ class Outcome:
                 "svg": svg,
             }
             return _made(cls, {**table, **parts})
-        except Exception as error:  # whatever is wrong with it, it is not an outcome
+        except Exception as error:  # whatever the reason, it is not a valid outcome
             raise StoreError(
                 f"{path} is damaged ({one_line(error)}); run `lazyscope reproduce {path.parent.name} "
-                f"--scale {path.stem}`, which takes the stored trials."
+                f"--scale {path.stem}`, which uses the stored trials."
             ) from error
 
 
@@ -146,7 +156,7 @@ _TYPES: dict[str, Any] = {"str": str, "bool": bool, "int": int, "float": int | f
 
 
 def _made(kind: type[T], table: dict[str, Any]) -> T:
-    """A dataclass from a table, whose plain values must be what it declares; a boolean is not a number here."""
+    """Create a dataclass from a table, and check the types of plain values. A boolean is not accepted as a number."""
     for slot in fields(kind):  # type: ignore[arg-type]
         if slot.name not in table or (declared := _TYPES.get(str(slot.type))) is None:
             continue
@@ -158,10 +168,10 @@ def _made(kind: type[T], table: dict[str, Any]) -> T:
 
 @dataclass(frozen=True)
 class View:
-    """All that figure and claims are made from; any process that has the experiment's code can make them.
+    """The stored trials of an experiment, from which any process that has its code can compute the outcome.
 
     Args:
-        experiment: Whose.
+        experiment: The experiment.
         scale: One of `SCALES`.
         records: The stored trials, in the order of the grid.
     """
@@ -171,18 +181,19 @@ class View:
     records: Sequence[Record]
 
     def outcome(self) -> Outcome:
-        """Draw and judge the stored trials.
+        """Draw the figure and check the claims.
+
+        An exception of `figure` or `claims` propagates, with a note that names the one that raised it.
 
         Returns:
-            The outcome, of which nothing is saved yet. What figure or claims raise is raised, with a note that says
-            which of the two it was.
+            The outcome, which is not saved yet.
         """
         experiment, trials = self.experiment, Trials(record.trial for record in self.records)
         with part("figure"), style():
             figure = experiment.figure(trials)
             if engine := figure.get_layout_engine():
                 engine.execute(figure)
-                figure.set_layout_engine(None)  # laid out once: an engine, even one named "none", draws all twice
+                figure.set_layout_engine(None)  # with an engine, even "none", everything is drawn twice
             png, svg = _draw(figure, "png"), _draw(figure, "svg")
         with part("claims"):
             judged = [asdict(claim) for claim in experiment.claims(trials)]
@@ -210,7 +221,7 @@ def _runs(records: Sequence[Record]) -> tuple[Run, ...]:
 
 
 def _draw(figure: Figure, form: str) -> bytes:
-    """The figure as a file's content, without dates: the same figure is the same file."""
+    """Return the content of the figure as a file without a date, so that equal figures give equal files."""
     content = io.BytesIO()
     figure.savefig(content, format=form, metadata={"Date": None} if form == "svg" else {"Software": None})
     return content.getvalue()

@@ -1,4 +1,4 @@
-"""Where a number comes from: command, commit, versions, device, date."""
+"""The provenance of results: command, commit, versions, device and date."""
 
 from __future__ import annotations
 
@@ -19,20 +19,30 @@ from lazyscope.errors import LazyscopeError
 
 
 def choose_device(name: str) -> torch.device:
-    """`auto` takes the GPU where there is one; asking for one that is not there is an error, no fallback.
+    """Choose a device by name.
 
     Args:
-        name: "auto", "cpu" or "cuda".
+        name: "cpu", "cuda", or "auto", which selects CUDA if it is available and the CPU otherwise.
+
+    Returns:
+        The device.
+
+    Raises:
+        LazyscopeError: If "cuda" is requested but not available.
     """
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     if name == "cuda" and not torch.cuda.is_available():
-        raise LazyscopeError("torch sees no CUDA device here; use --device cpu, or install a CUDA build of torch.")
+        raise LazyscopeError("torch finds no CUDA device; use --device cpu, or install a CUDA build of torch.")
     return torch.device(name)
 
 
 def provenance() -> dict[str, str]:
-    """What was asked for, by which code and when, as text; with `place`, everything needed to run it again."""
+    """Describe the current run. Together with `place`, this is what is needed to repeat it.
+
+    Returns:
+        The command, the commit, the version of lazyscope and the date, as text.
+    """
     return {
         "command": shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]]),
         "commit": _commit(),
@@ -43,10 +53,13 @@ def provenance() -> dict[str, str]:
 
 @cache
 def place(device: torch.device) -> dict[str, str]:
-    """What computes here: a trial may run in another process, or on another machine, than the one that asked.
+    """Describe where a trial is computed, which may be another process or machine than the one that requested it.
 
     Args:
-        device: Where tensors go.
+        device: The device on which the trial runs.
+
+    Returns:
+        The versions of PyTorch and Python and the name of the device, as text.
     """
     return {"torch": torch.__version__, "python": platform.python_version(), "device": _device_name(device)}
 
@@ -59,15 +72,15 @@ def _version() -> str:
 
 
 def _commit() -> str:
-    """The commit this code is from, with `+` where the tree has changes; "" for an installed package.
+    """Return the commit of this code, with `+` if there are uncommitted changes, or "" for an installed package.
 
-    A copy without its repository, on a cluster say, is told by LAZYSCOPE_COMMIT.
+    For a copy without its repository, such as on a cluster, set the environment variable LAZYSCOPE_COMMIT.
     """
     if told := os.environ.get("LAZYSCOPE_COMMIT"):
         return told
     here = Path(__file__)
     try:
-        # Otherwise a package inside a virtual environment would report the repository around it.
+        # Without this check, a package in a virtual environment would report the commit of the surrounding repository.
         _git("ls-files", "--error-unmatch", here.name)
         return _git("rev-parse", "--short=12", "HEAD") + ("+" if _git("status", "--porcelain", "--", ":/src") else "")
     except (OSError, subprocess.CalledProcessError):
@@ -85,6 +98,6 @@ def _device_name(device: torch.device) -> str:
     cores = f"{os.cpu_count()} cores"
     try:
         model = re.search(r"^model name\s*:\s*(.+)$", Path("/proc/cpuinfo").read_text(), re.MULTILINE)
-    except OSError:  # no Linux
+    except OSError:  # not Linux
         model = None
     return f"{model[1] if model else platform.machine()}, {cores}"

@@ -1,4 +1,4 @@
-"""From an experiment to its outcome: run what is not stored, then draw and judge what is."""
+"""Run experiments: compute the trials that are not stored, draw the figure, and check the claims."""
 
 from __future__ import annotations
 
@@ -34,20 +34,24 @@ def run(
     executor: Executor = here,
     progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> Outcome:
-    """Measure every grid point that is not stored, then evaluate.
+    """Run the trials of an experiment that are not stored, then draw the figure and check the claims.
 
-    A trial that raises stops no other one: all that can be measured is stored before the error is reported.
+    A trial that fails does not stop the others: all other trials are run and stored before the error is raised.
 
     Args:
-        experiment: What to measure.
+        experiment: The experiment to run.
         scale: One of `SCALES`.
-        store: Where trials are kept.
-        device: Where tensors go.
-        executor: Where trials are measured.
-        progress: Called with how many trials of how many are stored.
+        store: The store for the trials.
+        device: The device on which the trials run.
+        executor: The executor that runs the trials. By default they run sequentially in this process.
+        progress: A function that is called with the number of stored trials and the number of all trials.
 
     Returns:
-        The figure and the claims, which are saved as well.
+        The outcome, which is also saved in the store.
+
+    Raises:
+        ExperimentError: If the declaration, a trial, the figure or the claims fail.
+        StoreError: If the store cannot be written.
     """
     (ended,) = run_all(
         [experiment], scale, store, device=device, executor=executor, progress=lambda _, *now: progress(*now)
@@ -66,22 +70,26 @@ def run_all(
     executor: Executor = here,
     progress: Callable[[Experiment, int, int], None] = lambda experiment, done, total: None,
 ) -> list[Outcome | ExperimentError]:
-    """Run several experiments; each is drawn and judged as its last trial ends.
+    """Run several experiments. Each one is drawn and checked when its last trial ends.
 
-    On workers they are one sweep, so that none waits for the slowest trial of one experiment; in this process they come
-    one after another. What fails in one, be it in its grid, a trial, its figure or its claims, is the outcome of that
-    one. Only a store that cannot be written ends the run.
+    On workers, the trials of all experiments run together, so that no worker waits for the slowest trial of an
+    experiment. In this process, the experiments run one after another. A failure in the grid, a trial, the figure or
+    the claims affects only its own experiment.
 
     Args:
-        experiments: What to measure.
+        experiments: The experiments to run.
         scale: One of `SCALES`.
-        store: Where trials are kept.
-        device: Where tensors go.
-        executor: Where trials are measured.
-        progress: Called with an experiment, and how many of its trials of how many are stored.
+        store: The store for the trials.
+        device: The device on which the trials run.
+        executor: The executor that runs the trials. By default they run sequentially in this process.
+        progress: A function that is called with an experiment, the number of its stored trials and the number of all
+            its trials.
 
     Returns:
-        What each experiment came to, in their order.
+        The outcome or the error of each experiment, in the order of `experiments`.
+
+    Raises:
+        StoreError: If the store cannot be written.
     """
     sweeps = [[experiment] for experiment in experiments] if executor is here else [list(experiments)]
     return [ended for sweep in sweeps for ended in _sweep(sweep, scale, store, device, executor, progress)]
@@ -96,7 +104,7 @@ def _sweep(
     progress: Callable[[Experiment, int, int], None],
 ) -> list[Outcome | ExperimentError]:
     plans = [_Plan(experiment, scale, store, device) for experiment in experiments]
-    tasks = {plan.key: plan.tasks for plan in plans}  # the same one named twice is measured once
+    tasks = {plan.key: plan.tasks for plan in plans}  # an experiment that is given twice is run once
     drawing: dict[tuple[str, ...], _Drawing] = {}
 
     def advance(plan: _Plan) -> None:
@@ -110,7 +118,7 @@ def _sweep(
     for plan in plans:
         advance(plan)
     with closing(executor([task for several in tasks.values() for task in several])) as stream:
-        for task, error in stream:  # closed at once, whatever happens: no work outlives this block
+        for task, error in stream:  # `closing` ends all work when the block ends
             if isinstance(error, StoreError):  # no other trial could be stored either
                 raise error
             for plan in plans:
@@ -121,7 +129,7 @@ def _sweep(
 
 
 class _Plan:
-    """What one experiment still needs, and what has come of it; a wrong declaration is an outcome of its own."""
+    """The tasks of one experiment that remain, and its failures, including an invalid declaration."""
 
     def __init__(self, experiment: Experiment, scale: str, store: Store, device: torch.device) -> None:
         self.experiment, self.scale, self._store = experiment, scale, store
@@ -144,17 +152,18 @@ class _Plan:
         self.key = (experiment.name, self.code, self.setting)
         missing = [point for point in self.points if store.read(Key(experiment.name, point, *self.key[1:])) is None]
         self.done, self.remaining = len(self.points) - len(missing), len(missing)
-        origin, store = provenance(), Store(store.root.absolute())  # tasks may be measured in other folders
+        origin, store = provenance(), Store(store.root.absolute())  # a worker may have another current folder
         self.tasks = [
             Task(experiment.name, experiment.trial, points, device, self.code, store, origin, self.setting)
             for points in self._chunks(missing)
         ]
 
     def _chunks(self, missing: list[Params]) -> list[list[Params]]:
-        """What is missing in chunks of the experiment's size, or smaller after kills.
+        """Divide the missing points into chunks of the experiment's size, or smaller ones after a kill.
 
-        A chunk that was lost to a kill with a checkpoint is begun again as it was. Where a process was killed before
-        it had ended even one chunk, the next one gets half as many points at once: so short lives make progress.
+        A chunk that was lost to a kill and has a checkpoint is started again unchanged. If a process was killed before
+        it completed its first chunk, the next process uses chunks of half the size, so that processes which are
+        killed early still make progress.
         """
         wanted = {_text(point): point for point in missing}
         again: list[list[Params]] = []
@@ -169,7 +178,7 @@ class _Plan:
         return again + [rest[i : i + size] for i in range(0, len(rest), size)]
 
     def _lost(self) -> Iterator[tuple[Path, list[Params], bool]]:
-        """The chunks of this very code that were lost to kills; what has been stored since is forgotten."""
+        """Find the chunks of the current code that were lost to kills, and discard those that have been stored since."""
         for folder, note in self._store.lost(self.experiment.name):
             points = note.get("points")
             if (note.get("code"), note.get("setting")) == self.key[1:] and isinstance(points, list):
@@ -179,7 +188,7 @@ class _Plan:
                     yield folder, points, bool(note.get("first"))
 
     def settle(self, task: Task, error: Exception | None) -> None:
-        """A task has ended, stored or not."""
+        """Record the end of a task."""
         self.remaining -= len(task.points)
         if error is None:
             self.done += len(task.points)
@@ -189,8 +198,9 @@ class _Plan:
             list(self._lost())
 
     def view(self) -> View:
-        """The stored trials, or what went wrong; figure and claims are those of the code that runs, even if its file
-        has changed since.
+        """Return the stored trials, or raise the error of the experiment.
+
+        The figure and the claims are those of the loaded code, even if its file has changed since.
         """
         if self._failures:
             first, others = self._failures[0][0], len(self._failures) - 1
@@ -204,7 +214,7 @@ class _Plan:
 
 
 class _Drawing:
-    """A figure on its way; once there it is kept beside its trials, and used again until something has changed."""
+    """A figure that is being drawn. It is saved beside its trials, and reused until the trials or the code change."""
 
     def __init__(self, plan: _Plan, executor: Executor, store: Store) -> None:
         self._store, self._name = store, plan.experiment.name
@@ -223,15 +233,15 @@ class _Drawing:
             return
         try:
             self._drawn = executor.draw(self._view)
-        except Exception:  # a figure that cannot travel, or nobody left to draw it
+        except Exception:  # it cannot be pickled, or there is no worker left
             self._final = False
 
     def ready(self) -> bool:
-        """Whether it has come and is not kept yet."""
+        """Return whether the outcome is available but not saved yet."""
         return self._kept is None and (self._drawn is None or self._drawn.done())
 
     def outcome(self) -> Outcome | ExperimentError:
-        """Wait for it, and keep it. What could not be drawn elsewhere is drawn here, or is this experiment's error."""
+        """Wait for the outcome and save it. If a worker could not draw it, it is drawn in this process."""
         if self._kept is None:
             try:
                 made = replace(self._made(), basis=self._basis)
@@ -253,15 +263,18 @@ class _Drawing:
 
 
 def evaluate(experiment: Experiment, scale: str, store: Store) -> Outcome:
-    """Draw the figure and judge the claims from stored trials alone, and keep both beside them.
+    """Draw the figure and check the claims from stored trials, without running any trials.
 
     Args:
-        experiment: Whose trials.
+        experiment: The experiment.
         scale: One of `SCALES`.
-        store: Where they are.
+        store: The store that contains the trials.
 
     Returns:
-        The outcome. An `ExperimentError` says that trials are missing, or what figure or claims raised.
+        The outcome, which is also saved in the store.
+
+    Raises:
+        ExperimentError: If trials are missing, or the figure or the claims fail.
     """
     view = _view(experiment, scale, store, fingerprint(experiment), setting(experiment))
     basis = _basis(view, _drawing(experiment))
@@ -274,15 +287,15 @@ def evaluate(experiment: Experiment, scale: str, store: Store) -> Outcome:
 
 
 def records(experiment: Experiment, scale: str, store: Store) -> list[Record | None]:
-    """What is stored for each point of the grid.
+    """Read the stored trials of an experiment.
 
     Args:
-        experiment: Whose trials.
+        experiment: The experiment.
         scale: One of `SCALES`.
-        store: Where they are.
+        store: The store that contains the trials.
 
     Returns:
-        The trials in the order of the grid, with None where nothing is stored.
+        The trials in the order of the grid, with None for each trial that is not stored.
     """
     return _records(experiment, scale, store, fingerprint(experiment), setting(experiment))
 
@@ -303,7 +316,7 @@ def _records(experiment: Experiment, scale: str, store: Store, code: str, beside
 
 
 def _drawing(experiment: Experiment) -> str:
-    """The hash of what draws and judges, or "" where it has none: then the figure is drawn every time."""
+    """Return the hash of the code that draws and checks, or "" if it cannot be hashed; then it runs every time."""
     try:
         return drawing_code(experiment).fingerprint
     except ExperimentError:
@@ -311,7 +324,7 @@ def _drawing(experiment: Experiment) -> str:
 
 
 def _basis(view: View, drawing: str) -> str:
-    """A hash of all that an outcome depends on, or "" where that is not known."""
+    """Return a hash of everything that an outcome depends on, or "" if that is unknown."""
     words = [drawing, mpl.__version__, view.experiment.source, view.experiment.title]
     texts = words + [record.checksum for record in view.records]
     return hashlib.sha256("\n".join(texts).encode()).hexdigest()[:32] if drawing else ""
@@ -335,10 +348,13 @@ def _points(experiment: Experiment, scale: str) -> list[Params]:
         keys = [_text(point) for point in points]
     except (TypeError, ValueError) as error:
         raise ExperimentError(
-            f"A grid point of '{experiment.name}' is not JSON ({error}); use numbers, strings and booleans."
+            f"A grid point of '{experiment.name}' is not JSON-serialisable ({error}); use numbers, strings and"
+            " booleans."
         ) from error
     if len(set(keys)) < len(keys):
-        raise ExperimentError(f"The {scale} grid of '{experiment.name}' names a point twice; add a seed to tell them.")
+        raise ExperimentError(
+            f"The {scale} grid of '{experiment.name}' contains a point twice; add a seed to tell the two apart."
+        )
     return points
 
 

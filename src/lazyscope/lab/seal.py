@@ -1,4 +1,4 @@
-"""Checksums: a file that was changed after it was written, by one bit or by all, is not taken for what it was."""
+"""Checksums, which detect files that were changed after they were written."""
 
 from __future__ import annotations
 
@@ -7,19 +7,22 @@ import json
 from typing import Any
 
 _END = b"PK\5\6"
-"""How the last record of a ZIP archive begins, 22 bytes before its end where the archive has no comment."""
+"""The start of the last record of a ZIP archive, 22 bytes before its end if the archive has no comment."""
 
 _MARK = b"sha256:"
 
 
 def sealed(archive: bytes) -> bytes:
-    """Give a ZIP archive the SHA-256 of all its bytes for its comment; whatever reads ZIP files reads it as before.
+    """Add the SHA-256 of a ZIP archive to it as a comment. The result is still a valid ZIP archive.
 
     Args:
         archive: The archive, without a comment.
 
     Returns:
         The archive with the comment.
+
+    Raises:
+        ValueError: If it is not a ZIP archive, or already has a comment.
     """
     if archive[-22:-18] != _END:
         raise ValueError("not a ZIP archive without a comment")
@@ -28,31 +31,34 @@ def sealed(archive: bytes) -> bytes:
 
 
 def seal_of(content: bytes) -> str:
-    """Check a sealed archive.
+    """Verify the checksum of an archive that `sealed` returned.
 
     Args:
-        content: The whole file.
+        content: The content of the file.
 
     Returns:
-        Its checksum; a `ValueError` says that the content is not what was sealed.
+        The checksum, in hexadecimal digits.
+
+    Raises:
+        ValueError: If there is no checksum, or it does not match the content.
     """
     covered, found = content[:-64], content[-64:]
     if not covered.endswith(_MARK):
-        raise ValueError("it has no checksum, or is cut off")
+        raise ValueError("it has no checksum, or is truncated")
     if hashlib.sha256(covered).hexdigest().encode() != found:
-        raise ValueError("its checksum does not fit")
+        raise ValueError("its checksum does not match")
     return found.decode()
 
 
 def checksum(table: Any, *files: bytes) -> str:
-    """The SHA-256 of a table and of the files that belong to it.
+    """Compute the SHA-256 of a table and of the files that belong to it.
 
     Args:
-        table: Anything that JSON can hold; its layout and the order of its keys do not matter.
+        table: Any JSON-serialisable object. The order of its keys does not matter.
         files: The contents of the files.
 
     Returns:
-        Its hexadecimal digits.
+        The checksum, in hexadecimal digits.
     """
     digest = hashlib.sha256(json.dumps(table, sort_keys=True).encode())
     for file in files:

@@ -1,4 +1,4 @@
-"""What a trial depends on besides its code: torch's default dtype, and what the experiment declares that it reads."""
+"""The settings, other than code, on which a trial depends: the default dtype, and declared files and variables."""
 
 from __future__ import annotations
 
@@ -13,14 +13,16 @@ from lazyscope.lab.experiment import Experiment
 
 
 def setting(experiment: Experiment) -> str:
-    """The part of a trial's key that is not code, as it is now.
+    """Describe the settings on which the trials of an experiment depend, besides their code.
 
     Args:
-        experiment: Whose declared files and environment variables are read.
+        experiment: The experiment, whose declared files and environment variables are read.
 
     Returns:
-        The default dtype, followed by a hash where files or variables are declared. A file that is not there is
-        refused with an `ExperimentError`.
+        PyTorch's default dtype, followed by a hash if files or variables are declared.
+
+    Raises:
+        ExperimentError: If a declared file cannot be read.
     """
     dtype = str(torch.get_default_dtype()).removeprefix("torch.")
     if not experiment.files and not experiment.variables:
@@ -35,7 +37,7 @@ def setting(experiment: Experiment) -> str:
 
 
 def _files(path: Path) -> list[Path]:
-    """The file, or all files of a folder."""
+    """Return the file, or all files in a folder."""
     if path.is_dir():
         return sorted(inner for inner in path.rglob("*") if inner.is_file())
     return [path]
@@ -47,6 +49,6 @@ def _digest(path: Path, experiment: str) -> str:
             return hashlib.file_digest(file, "sha256").hexdigest()
     except OSError as error:
         raise ExperimentError(
-            f"'{experiment}' declares the file {path}, which cannot be read ({error.strerror}); put it there, or name"
-            " another one."
+            f"'{experiment}' declares the file {path}, which cannot be read ({error.strerror}); create it, or declare"
+            " another file."
         ) from error

@@ -1,4 +1,4 @@
-"""Python modules as text: which of them are the experiment's own, what they say, and what they import."""
+"""The source code of Python modules: which modules belong to an experiment, their code, and their imports."""
 
 from __future__ import annotations
 
@@ -13,39 +13,44 @@ from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
 
 LAB = "lazyscope.lab"
-"""The lab does not count: it moves results and never makes them."""
+"""The lab is excluded from the hash of a trial, because it only transports results."""
 
 _VIEWS = {"figure", "claims", "grid", "EXPERIMENT"}
-"""What never counts in another experiment's module, from which `trial` may take a function."""
+"""Definitions that are excluded when `trial` imports a function from the module of another experiment."""
 
 _INSTALLED = {"site-packages", "dist-packages"}
 _STANDARD = tuple({Path(sysconfig.get_path(kind)).resolve() for kind in ("stdlib", "platstdlib")})
 _IMPORTERS = {"import_module", "__import__", "resolve_name"}
-"""Functions that import a module by its name; a name that is written out is followed."""
+"""Functions that import a module by its name. They are followed if the name is a literal."""
 
 
 @dataclass(frozen=True)
 class Text:
-    """What a module says, and the names of all that it imports."""
+    """The code of a module and its imports.
+
+    Args:
+        code: The code without comments, docstrings and layout.
+        imports: The full names of all modules that it imports.
+    """
 
     code: str
     imports: frozenset[str]
 
 
 def counts(module: str, path: Path | None, packages: set[str]) -> bool:
-    """Whether a module is part of the computation, rather than of Python or of an installed package.
+    """Decide whether a module is part of the hash, rather than of the standard library or an installed package.
 
     Args:
         module: The full name of the module.
-        path: Its file.
-        packages: Top-level packages that count wherever they are installed.
+        path: The file of the module, or None if it is unknown.
+        packages: The top-level packages that are included wherever they are installed.
 
     Returns:
         True for the modules of `packages`, except the lab, and for every other module that is neither part of the
-        standard library nor installed among the site packages, such as a sibling file.
+        standard library nor installed in site-packages, such as a file beside the experiment.
     """
     top = module.partition(".")[0]
-    if f"{module}.".startswith(f"{LAB}.") or top == "torch":  # torch's release is in the hash
+    if f"{module}.".startswith(f"{LAB}.") or top == "torch":  # the release of torch is part of the hash
         return False
     if top in packages:
         return True
@@ -58,15 +63,15 @@ def _is_standard(path: Path) -> bool:
 
 
 def file_of(module: str) -> Path | None:
-    """The file of a module; None where the name is something inside a module, or is not there.
+    """Find the file of a module.
 
-    Nothing is imported for it, unlike with `importlib.util.find_spec`, which imports the packages around a module.
+    This does not import anything, unlike `importlib.util.find_spec`, which imports the parent packages of a module.
 
     Args:
         module: The full name of the module.
 
     Returns:
-        The file, of which it is known that it exists.
+        The path of the file, or None if the name is not a module or the module has no file.
     """
     found = _spec(module)
     if found is None or found.origin is None:
@@ -76,13 +81,13 @@ def file_of(module: str) -> Path | None:
 
 
 def place_of(module: str) -> Path | None:
-    """The file of a module, or the folder of a package that has no file of its own.
+    """Find the file of a module, or the folder of a namespace package.
 
     Args:
         module: The full name of the module.
 
     Returns:
-        The path, or None for built-in modules and names that are no modules.
+        The path, or None for built-in modules and for names that are not modules.
     """
     if (path := file_of(module)) is not None:
         return path
@@ -108,15 +113,17 @@ def _spec(module: str) -> ModuleSpec | None:
 
 
 def read(path: Path, module: str) -> Text:
-    """A module of the code, less the views where it is an experiment.
+    """Read the code and the imports of a module.
+
+    In the module of an experiment, `figure`, `claims`, `grid` and `EXPERIMENT` are omitted.
 
     Args:
-        path: Its file.
-        module: Its full name, from which relative imports start.
+        path: The file of the module.
+        module: The full name of the module, which is needed to resolve relative imports.
 
     Returns:
-        Its code without comments, docstrings and layout, and the names that it imports; an extension module has its
-        bytes for code and imports nothing that can be seen.
+        The code without comments, docstrings and layout, and the names that it imports. For an extension module, the
+        code is its bytes, and its imports are unknown.
     """
     if path.suffix not in (".py", ".pyw"):
         return Text(path.read_bytes().hex(), frozenset())
@@ -124,7 +131,7 @@ def read(path: Path, module: str) -> Text:
     return _read(path.read_text(encoding="utf-8"), package)
 
 
-@cache  # twenty experiments stand on the same hundred modules
+@cache  # twenty experiments use the same hundred modules
 def _read(source: str, package: str) -> Text:
     body = tree(source).body
     if any("EXPERIMENT" in bound(statement) for statement in body):
@@ -133,14 +140,14 @@ def _read(source: str, package: str) -> Text:
 
 
 def imports(nodes: Iterable[ast.AST], package: str) -> frozenset[str]:
-    """The full names of the modules imported here; `from m import n` may name a module m.n.
+    """Find the modules that parts of a syntax tree import.
 
     Args:
-        nodes: Pieces of a module.
-        package: The package of that module, from which relative imports start.
+        nodes: The parts of the syntax tree of a module.
+        package: The package of that module, which is needed to resolve relative imports.
 
     Returns:
-        The names, of which some may not be modules.
+        The full names. Some may not be modules, because `from m import n` may or may not name a module m.n.
     """
     found: set[str] = set()
     inside = [inner for outer in nodes for inner in ast.walk(outer)]
@@ -166,19 +173,20 @@ def _called(call: ast.Call) -> str:
 def _absolute(name: str, package: str) -> str:
     try:
         return importlib.util.resolve_name(name, package)
-    except ImportError:  # it leaves the package, so it could not be imported either
+    except ImportError:  # it leads outside the package, so the import would fail as well
         return ""
 
 
 @cache
 def tree(source: str) -> ast.Module:
-    """The syntax tree of a module without docstrings; comments and layout are gone already.
+    """Parse a module and remove its docstrings. A syntax tree does not contain comments and layout.
 
     Args:
-        source: The text of the module.
+        source: The source code of the module.
 
     Returns:
-        The tree, in which an import of several names is several imports. It is shared: do not change it.
+        The tree, in which an import of several names is split into several imports. The tree is cached, so it must not
+        be modified.
     """
     parsed = ast.parse(source)
     for node in ast.walk(parsed):
@@ -189,16 +197,17 @@ def tree(source: str) -> ast.Module:
 
 
 def reached(parsed: ast.Module, roots: set[str], within: Iterable[ast.AST] = ()) -> list[ast.stmt]:
-    """The top-level statements of a module that some names reach.
+    """Find the top-level statements of a module that some definitions depend on.
 
     Args:
-        parsed: The module.
-        roots: The names to start from.
-        within: Further nodes, such as a lambda's, whose names are reached.
+        parsed: The syntax tree of the module.
+        roots: The names of the definitions.
+        within: Further nodes, such as lambdas, whose names are used.
 
     Returns:
-        The statements in their order. Those that bind no name always count, with what they name, and so do star
-        imports, of which it cannot be seen what they bind; a block for `__main__` counts by itself alone.
+        The statements in their order. Statements that bind no name are always included, with the names that they use.
+        So are star imports, because the names that they bind are unknown. A block for `__main__` is included without
+        the names that it uses.
     """
     statements = [(statement, bound(statement)) for statement in parsed.body]
     names = roots | {name for node in within for name in _named(node)}
@@ -215,7 +224,9 @@ def reached(parsed: ast.Module, roots: set[str], within: Iterable[ast.AST] = ())
 
 
 def bound(statement: ast.stmt) -> set[str]:
-    """The names that a top-level statement defines, in its blocks too, but not inside of functions and classes.
+    """Find the names that a top-level statement defines, including those in its blocks.
+
+    Names that are local to functions and classes are not included.
 
     Args:
         statement: Any statement.
@@ -247,7 +258,7 @@ def _is_main(statement: ast.stmt) -> bool:
 
 
 def _split(statement: ast.stmt) -> list[ast.stmt]:
-    """An import of several names as several imports: each counts only where its own name is reached."""
+    """Split an import of several names, so that each name is included only if it is used."""
     if isinstance(statement, ast.Import):
         return [ast.copy_location(ast.Import([alias]), statement) for alias in statement.names]
     if isinstance(statement, ast.ImportFrom):

@@ -1,4 +1,4 @@
-"""The results store: one atomic file per trial, keyed by what was computed and by the code that computed it."""
+"""The store of results: one file per trial, written atomically, whose name is a hash of the trial and its code."""
 
 from __future__ import annotations
 
@@ -25,27 +25,27 @@ from lazyscope.lab.scratch import discard, lost
 from lazyscope.lab.seal import seal_of, sealed
 
 _META = "meta"
-_STALE = 3600.0  # seconds after which a temporary file has surely lost its writer
-_FORGOTTEN = 30 * 86400.0  # seconds after which nobody will resume a trial: its code has changed, or it was given up
-_ATTEMPTS = 5  # at reading a file that others write at the same time
+_STALE = 3600.0  # seconds after which a temporary file is assumed to be abandoned
+_FORGOTTEN = 30 * 86400.0  # seconds after which the checkpoint of an unfinished trial is removed
+_ATTEMPTS = 5  # at reading a file that another process replaces at the same time
 
 LARGEST = 1 << 30
-"""Bytes that one trial may take in memory, so that no file, however small on disk, can use up all of it."""
+"""The largest number of bytes that one trial may take in memory, which also limits the expansion of compressed files."""
 
 
 class DamagedFile(UserWarning):
-    """A stored file could not be read or verified; it was set aside, and is made again."""
+    """A stored file could not be read or verified. It was renamed, and its content is computed again."""
 
 
 @dataclass(frozen=True)
 class Key:
-    """What a stored trial answers to.
+    """The key of a stored trial. Its string form is a hash of all fields.
 
     Args:
         experiment: The name of the experiment.
         params: The grid point.
         code: The hash of the code.
-        setting: What the trial depends on besides: the default dtype, and files and variables that are declared.
+        setting: The default dtype, followed by a hash of the declared files and environment variables if there are any.
     """
 
     experiment: str
@@ -60,13 +60,13 @@ class Key:
 
 @dataclass(frozen=True)
 class Record:
-    """A trial, how long it took, and where it comes from.
+    """A stored trial, with its running time and provenance.
 
     Args:
-        trial: The point, and what was measured there.
-        seconds: How long it took.
+        trial: The grid point and its result.
+        seconds: The running time, in seconds.
         provenance: The command, commit, versions, device and date.
-        checksum: That of the file that it was read from.
+        checksum: The checksum of the file from which it was read.
     """
 
     trial: Trial
@@ -79,7 +79,7 @@ class Record:
 class Store:
     """A folder of results: `<root>/<experiment>/trials/<key>.npz`.
 
-    Scales share trials: a grid point that is in both is measured once. Every file holds its own checksum and its key.
+    The scales share trials: a grid point that is in both grids is run once. Every file contains its checksum and key.
 
     Args:
         root: The folder.
@@ -88,37 +88,48 @@ class Store:
     root: Path
 
     def path(self, key: Key) -> Path:
-        """Where the trial lies, or would lie.
+        """Return the path of the file of a trial, which may not exist.
 
         Args:
-            key: Of the trial.
+            key: The key of the trial.
+
+        Returns:
+            The path.
         """
         return self._folder(key.experiment) / f"{key}.npz"
 
     def scratch(self, key: Key) -> Path:
-        """The trial's own folder while it runs; the code is in the key, so it never meets files of another.
+        """Return the scratch folder of a trial.
+
+        The key contains the hash of the code, so different versions of the code never share a folder.
 
         Args:
-            key: Of the trial.
+            key: The key of the trial.
+
+        Returns:
+            The path of the folder, which may not exist.
         """
         return self.path(key).with_suffix(".scratch")
 
     def lost(self, experiment: str) -> list[tuple[Path, dict[str, Any]]]:
-        """The chunks of an experiment that processes had begun and did not live to end.
+        """Find the chunks of an experiment that were started by a process which was killed before they ended.
 
         Args:
-            experiment: Its name.
+            experiment: The name of the experiment.
 
         Returns:
-            The folder that was lent to each, and the note that was left with it.
+            The scratch folder of each such chunk, and the note that was stored with it.
         """
         return lost(self._folder(experiment))
 
     def check(self, experiment: str) -> None:
-        """Fail now, not in an hour, where nothing can be written; and sweep what killed runs left behind.
+        """Check that results can be written, and remove old temporary files of killed runs.
 
         Args:
-            experiment: Its name.
+            experiment: The name of the experiment.
+
+        Raises:
+            StoreError: If no file can be written.
         """
         folder = self._folder(experiment)
         disk.check(folder)
@@ -126,7 +137,7 @@ class Store:
         with disk.writing(folder):
             for pattern in (".*.tmp", ".writable.*"):
                 for temporary in folder.glob(pattern):
-                    with suppress(FileNotFoundError):  # another run sweeps here as well
+                    with suppress(FileNotFoundError):  # another run has removed it
                         if now - temporary.stat().st_mtime > _STALE:
                             temporary.unlink()
             for left in [*folder.glob("*.scratch"), *folder.glob("*.begun")]:
@@ -135,11 +146,15 @@ class Store:
                         discard(left.with_suffix(".scratch"))
 
     def write(self, key: Key, record: Record) -> None:
-        """Store one trial, whole or not at all.
+        """Store one trial atomically.
 
         Args:
-            key: Of the trial.
-            record: The trial, and where it comes from.
+            key: The key of the trial.
+            record: The trial, with its running time and provenance.
+
+        Raises:
+            ExperimentError: If the result cannot be stored, or is too large.
+            StoreError: If the file cannot be written.
         """
         meta = {
             **_identity(key),
@@ -156,22 +171,25 @@ class Store:
                 )
         if (size := sum(array.nbytes for array in arrays.values())) > LARGEST // 2:
             raise ExperimentError(
-                f"A trial of '{key.experiment}' returned {size} bytes, and at most {LARGEST // 2} can be stored; return"
-                " only what figure and claims need."
+                f"A trial of '{key.experiment}' returned {size} bytes, but at most {LARGEST // 2} can be stored; return"
+                " only what the figure and the claims need."
             )
         content = io.BytesIO()
-        # mypy takes the arrays for `allow_pickle`, which savez_compressed has by keyword, too
+        # mypy believes that the arrays could be the keyword argument `allow_pickle` of savez_compressed
         np.savez_compressed(content, **{_META: np.asarray(json.dumps(meta))}, **arrays)  # type: ignore[arg-type]
         disk.write(self.path(key), sealed(content.getvalue()))
 
     def read(self, key: Key) -> Record | None:
-        """The stored trial, or None where there is none.
+        """Read a stored trial.
 
-        A file that cannot be read, whose checksum does not fit, or that belongs to another key is set aside, with a
-        `DamagedFile` warning, and counts as absent.
+        A file that cannot be read, whose checksum does not match, or that belongs to another key is renamed, with a
+        `DamagedFile` warning, and treated as absent.
 
         Args:
-            key: Of the trial.
+            key: The key of the trial.
+
+        Returns:
+            The trial, or None if it is not stored.
         """
         path = self.path(key)
         for _ in range(_ATTEMPTS):
@@ -180,17 +198,17 @@ class Store:
                 with path.open("rb") as file:
                     found = os.fstat(file.fileno())
                     if found.st_size > LARGEST:
-                        raise ValueError("it is larger than any trial")
+                        raise ValueError("it is larger than any trial can be")
                     content = file.read()
                 return _decode(content, key)
             except FileNotFoundError:
                 return None
-            except Exception as error:  # whatever is wrong with it, it is not a result
+            except Exception as error:  # whatever the reason, it is not a valid result
                 aside = disk.set_aside(path, found)
                 if aside is not None:
                     warnings.warn(
-                        f"{path} is damaged ({one_line(error)}); it is now {aside.name}, and its trial is computed"
-                        " again.",
+                        f"{path} is damaged ({one_line(error)}); it was renamed to {aside.name}, and its trial is"
+                        " computed again.",
                         DamagedFile,
                         stacklevel=2,
                     )
@@ -210,12 +228,12 @@ def _decode(content: bytes, key: Key) -> Record:
     with zipfile.ZipFile(io.BytesIO(content)) as archive:
         members = archive.infolist()
         if sum(member.file_size for member in members) > LARGEST:
-            raise ValueError("it would take more memory than any trial")
+            raise ValueError("it would take more memory than any trial can")
         arrays = {member.filename.removesuffix(".npy"): _array(archive, member) for member in members}
     meta = json.loads(str(arrays.pop(_META)))
     asked = _identity(key)
     if json.dumps({name: meta[name] for name in asked}, sort_keys=True) != json.dumps(asked, sort_keys=True):
-        raise ValueError("it is another trial under this name")
+        raise ValueError("it contains another trial")
     result: Result = {name.removeprefix("result/"): array for name, array in arrays.items()}
     for name in meta["scalars"]:
         result[name] = np.asarray(result[name]).item()
@@ -223,7 +241,7 @@ def _decode(content: bytes, key: Key) -> Record:
 
 
 def _array(archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> np.ndarray:
-    """One array, of no more bytes than the archive says that it has."""
+    """Read one array, and at most as many bytes as the archive declares."""
     with archive.open(member) as file:
         content = file.read(member.file_size + 1)
     array: np.ndarray = np.lib.format.read_array(io.BytesIO(content), allow_pickle=False)

@@ -1,4 +1,4 @@
-"""How all figures look: one style, drawn without a display."""
+"""The style of all figures, which are drawn without a display."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from cycler import cycler
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
-# Okabe & Ito (2008), "Color universal design": told apart with every common colour vision, and in print.
+# Okabe & Ito (2008), "Color universal design": distinguishable with every common colour vision, and in print.
 BLUE, ORANGE, GREEN, RED, PURPLE, SKY, YELLOW, BLACK = COLOURS = (
     "#0072B2",
     "#E69F00",
@@ -46,14 +46,14 @@ STYLE: dict[Any, Any] = {
     "lines.markersize": 5,
     "legend.frameon": False,
     "legend.fontsize": 9,
-    "svg.fonttype": "path",  # the same letters on every machine
-    "svg.hashsalt": "lazyscope",  # the same file for the same figure
+    "svg.fonttype": "path",  # text looks the same on every machine
+    "svg.hashsalt": "lazyscope",  # equal figures give equal files
 }
 
 
 @contextmanager
 def style() -> Iterator[None]:
-    """The style, for drawing and saving; the lab draws every experiment's figure inside it."""
+    """Apply the style to figures that are drawn and saved in the block. The lab draws every figure inside it."""
     with mpl.rc_context(STYLE):
         yield
 
@@ -61,9 +61,19 @@ def style() -> Iterator[None]:
 def panels(
     rows: int = 1, columns: int = 1, width: float = 4.0, height: float = 3.2, **kwargs: Any
 ) -> tuple[Figure, np.ndarray]:
-    """A figure and its axes as a (rows, columns) array; `width` and `height` are one panel's, in inches.
+    """Create a figure with a grid of panels.
 
-    Not `pyplot.subplots`: that one needs a backend and keeps every figure alive.
+    This does not use `pyplot.subplots`, which needs a backend and keeps every figure in memory.
+
+    Args:
+        rows: The number of rows.
+        columns: The number of columns.
+        width: The width of one panel, in inches.
+        height: The height of one panel, in inches.
+        kwargs: Further arguments of `Figure.subplots`, such as `sharey`.
+
+    Returns:
+        The figure, and its axes as an array of shape `(rows, columns)`.
     """
     figure = Figure(figsize=(width * columns, height * rows), layout="constrained")
     FigureCanvasAgg(figure)

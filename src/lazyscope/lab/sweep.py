@@ -1,4 +1,4 @@
-"""One sweep over the workers of a cluster: what is under way, what has ended, what must be tried again."""
+"""The scheduling of tasks on the workers of a cluster, including retries after failures of workers."""
 
 from __future__ import annotations
 
@@ -23,17 +23,24 @@ from lazyscope.lab.worker import OtherCodeError, measure
 from lazyscope.lab.worker import draw as on_worker
 
 _TICK = 2.0
-"""Seconds without news after which to look whether there still are workers."""
+"""The number of seconds without a result after which to check whether there are still workers."""
 
 _DEATHS = 2
-"""Workers that may die over a task among others, or not load it; then it is tried alone, and one more is too many."""
+"""The number of times that a worker may die with a task, or fail to load it, before the task runs alone.
+
+If a worker dies while the task runs alone, the task has failed.
+"""
 
 
 class Sweep:
-    """Tasks on their way: each ends stored or failed, once.
+    """Run tasks on workers, until each of them is either stored or failed.
 
-    A worker's death says nothing about which of its tasks was to blame. So a task is tried again among the others, then
-    alone after all others have ended; if that worker dies, too, it has failed.
+    When a worker dies, it is unknown which of its tasks caused it. Therefore a task is first retried together with the
+    others, then alone after all others have ended. If the worker dies again, the task has failed.
+
+    Args:
+        crew: The workers.
+        tasks: The tasks to run.
     """
 
     def __init__(self, crew: Crew, tasks: list[Task]) -> None:
@@ -45,11 +52,15 @@ class Sweep:
         self._deaths: dict[str, int] = {}
         self._refusals: dict[str, int] = {}
         self._ended: queue.SimpleQueue[Future[Measured]] = queue.SimpleQueue()
-        self._able: list[str] | None = None  # anyone
+        self._able: list[str] | None = None  # all workers
         self._idle_since: float | None = None
 
     def results(self) -> Ended:
-        """Yield each task as it is stored, or with what it raised."""
+        """Run the tasks.
+
+        Yields:
+            Each task when it is stored, in any order, with None, or with the exception if it failed.
+        """
         try:
             while self._fill():
                 try:
@@ -57,13 +68,13 @@ class Sweep:
                 except queue.Empty:
                     self._look()
                     continue
-                if future.key in self._running:  # not taken back meanwhile
+                if future.key in self._running:  # it was not withdrawn in the meantime
                     yield from self._settle(future, self._running.pop(future.key)[1])
         finally:
             self._withdraw()
 
     def _fill(self) -> bool:
-        """Send what waits; suspects follow one by one. Whether anything is under way."""
+        """Submit the waiting tasks, and then suspects one by one. Return whether any task is running."""
         if not self._waiting and not self._running and self._suspects:
             self._alone = True
             self._waiting.append(self._suspects.popleft())
@@ -80,7 +91,7 @@ class Sweep:
         return bool(self._running)
 
     def _settle(self, future: Future[Measured], task: Task) -> Ended:
-        """Store what came back, or decide what becomes of the task."""
+        """Store the results of a task, or decide what to do after a failure."""
         try:
             measured = future.result()
         except CancelledError:
@@ -103,58 +114,58 @@ class Sweep:
                 yield task, None
 
     def _bury(self, task: Task, error: KilledWorker) -> Ended:
-        """Workers died over this task, or over another one that they had."""
+        """Handle the death of workers that had this task, which may or may not have caused it."""
         name = f"{task.experiment}: {task.points}"
         self._deaths[name] = self._deaths.get(name, 0) + error.allowed_failures + 1
         if self._alone:
-            reason = f"{self._deaths[name]} workers died over it, perhaps for want of memory"
+            reason = f"{self._deaths[name]} workers died while they ran it, perhaps because they ran out of memory"
             yield task, LazyscopeError(reason)
             return
-        _note(f"A worker of '{task.experiment}' died; what it had begun is tried again.")
+        _note(f"A worker that ran '{task.experiment}' died; its tasks are tried again.")
         (self._suspects if self._deaths[name] >= _DEATHS else self._waiting).append(task)
 
     def _not_loaded(self, task: Task, error: ImportError) -> Ended:
-        """A worker could not load the task: one that joined without lazyscope, or all, for a user's own experiment."""
+        """Handle a task that a worker could not load because lazyscope or the module of the trial is missing there."""
         missing = (error.name or "").partition(".")[0]
         name = f"{task.experiment}: {task.points}"
         self._refusals[name] = self._refusals.get(name, 0) + 1
         if missing == "lazyscope" and self._refusals[name] <= _DEATHS:
-            self._crew.able()  # finds it, says which, and raises if there is no other
+            self._crew.able()  # warns about that worker, and raises if there is no other
             self._waiting.append(task)
             return
         module = task.trial.__module__
         if missing == module.partition(".")[0]:
             error = ImportError(
-                f"the workers cannot load {module}, which holds the trial: install it there, or start them with its"
-                " folder in PYTHONPATH",
+                f"the workers cannot import {module}, which defines the trial: install it there, or start the workers"
+                " with its folder in PYTHONPATH",
                 name=error.name,
             )
         yield task, error
 
     def _reconnect(self, task: Task) -> None:
-        """The scheduler has gone, or forgot the task: once it is back, everything not yet stored is sent again."""
+        """Handle a lost task: wait for the scheduler if it has disappeared, then submit the task again."""
         self._waiting.append(task)
         if self._client.status == "running":
             return
         address = self._crew.address
-        _note(f"The scheduler at {address} has gone; waiting for it to come back.")
+        _note(f"The connection to the scheduler at {address} is lost; waiting for it to come back.")
         deadline = time.monotonic() + PATIENCE
         while self._client.status != "running":
             if time.monotonic() > deadline or self._client.status == "closed":
                 raise LazyscopeError(
-                    f"The scheduler at {address} has gone and did not come back; every finished trial is stored: start"
-                    " it and run the same command again."
+                    f"The connection to the scheduler at {address} is lost; every finished trial is stored: start the"
+                    " scheduler and run the same command again."
                 )
             time.sleep(0.1)
 
     def _look(self) -> None:
-        """Without news for a while: say so if there is no worker, and take back what waits for one that has gone."""
+        """Warn if there are no workers, and withdraw tasks that wait for workers which have disappeared."""
         if self._client.status != "running":
             return
         if not self._client.nthreads():
             self._idle_since = self._idle_since or time.monotonic()
             if time.monotonic() - self._idle_since > PATIENCE:
-                _note(f"No worker is left at {self._crew.address}; start some, the run goes on with them.")
+                _note(f"There are no workers left at {self._crew.address}; start new ones to continue the run.")
                 self._idle_since = math.inf
             return
         self._idle_since = None
@@ -170,11 +181,14 @@ class Sweep:
 
 
 def draw(crew: Crew, view: View) -> Drawn:
-    """Have a worker draw, before it takes another trial.
+    """Draw a figure and check its claims on a worker, with priority over trials.
 
     Args:
         crew: The workers.
-        view: The trials.
+        view: The stored trials.
+
+    Returns:
+        A future of the outcome.
     """
     call = dumps(_Call(on_worker, view, drawing_code(view.experiment).fingerprint))
     able = crew.able() if crew.mixed else None
@@ -184,9 +198,10 @@ def draw(crew: Crew, view: View) -> Drawn:
 
 
 class _Call:
-    """A call that is made when it is unpickled, on a worker.
+    """A function call that is executed when it is unpickled on a worker.
 
-    The scheduler loads what is submitted, and need not have lazyscope: so it gets bytes.
+    The scheduler unpickles what is submitted, and need not have lazyscope installed. Therefore the call is sent as
+    bytes.
     """
 
     def __init__(self, function: Callable[..., object], *arguments: object) -> None:

@@ -53,7 +53,7 @@ class ModuleForward:
 
     @property
     def own(self) -> nn.Module:
-        """The copy of the module for this thread, as `functional_call` replaces tensors in place. Tensors are shared."""
+        """The copy of the module for this thread, since `functional_call` replaces tensors in place. It shares them."""
         if not hasattr(self._copies, "net"):
             tensors = {id(t): t for t in (*self.net.parameters(), *self.net.buffers())}
             self._copies.net = copy.deepcopy(self.net, tensors)

@@ -1,4 +1,4 @@
-"""Dh(w₀) as a linear operator and D²h(w₀) as a bilinear one: products by automatic differentiation, nothing stored."""
+"""Dh(w₀) as a linear operator and D²h(w₀) as a bilinear operator, with products by automatic differentiation."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ from lazyscope.model.increment import Captured, Scale, capture
 from lazyscope.model.samples import check_independent
 
 _AT_ONCE = 2_000_000
-"""Numbers that pairs under one `vmap` may hold; beyond, each is large enough to fill the machine."""
+"""The largest number of entries that pairs under one `vmap` may have. Larger pairs use all cores on their own."""
 
 _DENSE = 1 << 22
-"""Up to so many numbers D²h is held as a tensor."""
+"""The largest number of entries of D²h for which it is stored as a dense tensor."""
 
 
 class Batches:
-    """Inputs of n points, cut along the points."""
+    """The inputs of n points, split into batches along the points."""
 
     def __init__(self, x: Inputs, size: int) -> None:
         check_inputs(x)
@@ -40,11 +40,11 @@ class Batches:
         self.whole = len(set(counts)) > 1
         if 0 in counts or (self.whole and max(counts) > size):
             raise self.uneven()
-        self.n = counts[0]  # of inputs taken at once, the first tensor counts the points
+        self.n = counts[0]  # if the tensors have different lengths, the first one counts the points
         self.size = self.n if self.whole else size
 
     def uneven(self) -> InputError:
-        """The error for tensors of different lengths that the model does not take together."""
+        """Return the error for tensors of different lengths that the model cannot process together."""
         counts = sorted({t.shape[0] if t.ndim else 0 for t in self.leaves})
         return InputError(
             f"The inputs hold {counts} points; give every tensor the n points as its first dimension, or, if the model"
@@ -52,11 +52,11 @@ class Batches:
         )
 
     def even(self) -> Batches:
-        """As many batches, of nearly equal size."""
+        """Return as many batches, of nearly equal size."""
         return Batches(unflatten(self._keys, self.leaves), -(-self.n // -(-self.n // self.size)))
 
     def count(self, part: Inputs) -> int:
-        """The points of a part."""
+        """Count the points of a batch."""
         return len(flatten(part)[1][0])
 
     def __iter__(self) -> Iterator[Inputs]:
@@ -67,21 +67,28 @@ class Batches:
 
 
 class JacobianOperator(Operator):
-    """J = Dh(w₀), (nk × p): Jv by increments at α = ∞, Jᵀu by reverse mode, `batch` points at a time.
+    """The Jacobian J = Dh(w₀) as a linear operator of shape (nk × p), for n points with k outputs each.
 
-    Rows are the outputs of all points, flattened as `model(x).flatten()`; columns are the parameters in the order of
-    `model.params`, flattened. Memory is one batch's activations and a few vectors; every column costs its own passes.
-    Both directions are those of one traced graph, so that each is the transpose of the other.
+    Jv is computed by increments at α = ∞ and Jᵀu by reverse-mode differentiation, `batch` points at a time. Rows are
+    the outputs of all points, ordered as `model(x).flatten()`. Columns are the parameters in the order of
+    `model.params`, each flattened. The memory needed is that of the activations of one batch and a few vectors. The
+    time is proportional to the number of columns or rows that are multiplied. Both products use the same traced graph,
+    so that each is the transpose of the other.
 
     Args:
         model: A model or a module.
         x: The inputs of n points.
-        batch: Points that pass at a time; a model whose outputs depend on other points of its batch is refused unless
-            all points fit into one.
+        batch: The number of points that are processed at a time. It must be at least n for a model whose outputs
+            depend on other points of the batch.
+
+    Raises:
+        InputError: If the tensors of x do not have the same length, or are not finite.
+        ModelError: If the first dimension of the output is not n, or if a model whose outputs depend on other points
+            would be split into batches.
     """
 
     def __init__(self, model: Model | nn.Module, x: Inputs, *, batch: int = 128) -> None:
-        model = model if isinstance(model, Model) else Model(model)
+        model = Model.of(model)
         self.model, self.batches = model, Batches(x, batch)
         first = next(iter(self.batches))
         try:
@@ -107,7 +114,7 @@ class JacobianOperator(Operator):
         self.dtype, self.device = out.dtype, out.device
 
     def push_forward(self, v: Params) -> Float[Tensor, " rows"]:
-        """Jv for v by name."""
+        """Compute Jv for v given by parameter name."""
         model, parts = self.model, []
         for x in self.batches:
             captured = self._graph(x)
@@ -119,7 +126,7 @@ class JacobianOperator(Operator):
         return torch.cat(parts)
 
     def pull_back(self, u: Float[Tensor, " rows"]) -> dict[str, Tensor]:
-        """Jᵀu by name: the gradient of the weighted sum uᵀh(w₀)."""
+        """Compute Jᵀu by parameter name, which is the gradient of the weighted sum uᵀh(w₀)."""
         model, at = self.model, 0
         total = {name: torch.zeros_like(w) for name, w in model.params.items()}
         for x in self.batches:
@@ -152,15 +159,21 @@ class JacobianOperator(Operator):
 
 
 def _plain_precision(device: torch.device) -> torch.autocast:
-    """Products of derivatives are not left to autocast: both directions must round alike."""
+    """Disable autocast, so that both products use the same precision."""
     return torch.autocast(device.type, enabled=False)
 
 
 class SecondDerivative(Bilinear):
-    """B = D²h(w₀), Rᵖ × Rᵖ → Rⁿᵏ: B(u, v) by two nested JVPs, B(u, ·)ᵀg by a JVP of a gradient.
+    """The second derivative B = D²h(w₀): Rᵖ × Rᵖ → Rⁿᵏ as a bilinear operator.
 
-    Rows and columns are those of `JacobianOperator`. Small models take all pairs at once, under `vmap`. The
-    forward is written out in core operations first, see `_written_out`.
+    B(u, v) is computed by two nested JVPs, and B(u, ·)ᵀg by the JVP of a gradient. Rows and columns are ordered as in
+    `JacobianOperator`. For small models all pairs are computed at once under `vmap`. The forward is first decomposed
+    into core operations (see `_written_out`).
+
+    Args:
+        model: A model or a module.
+        x: The inputs of n points.
+        batch: The number of points that are processed at a time.
     """
 
     def __init__(self, model: Model | nn.Module, x: Inputs, *, batch: int = 128) -> None:
@@ -193,11 +206,11 @@ class SecondDerivative(Bilinear):
         return torch.cat([piece.flatten() for piece in change.values()])
 
     def compact(self) -> Bilinear:
-        """The dense twin where it is small, and less than many products; itself elsewhere."""
+        """Return the dense form if it is small, which saves time over many products, and otherwise this operator."""
         return self.to_dense() if self.shape[0] * self.shape[1] ** 2 <= _DENSE else self
 
     def to_dense(self) -> DenseBilinear:
-        """The tensor (nk, p, p)."""
+        """Compute the dense form, a tensor of shape (nk, p, p)."""
         start = torch.cat([w.flatten() for w in self.model.params.values()])
         parts = []
         for forward in self._forwards:
@@ -215,10 +228,11 @@ class SecondDerivative(Bilinear):
 
 @functools.cache
 def _core() -> dict[Any, Callable[..., Any]]:
-    """How torch writes operations in terms of others that can be differentiated twice.
+    """Return torch's decompositions of operations into others that can be differentiated twice.
 
-    Torch (2.6 … 2.13) has no nested derivative of SiLU, GLU, group-norm and others, and wrong ones of layer-norm and
-    batch-norm: their forward-mode rules take mean and variance for constants. Their parts have right ones.
+    Torch (2.6 to 2.13) has no nested derivatives for SiLU, GLU, group normalisation and others. Those of layer and batch
+    normalisation are wrong, since their forward-mode rules treat the mean and the variance as constants. The
+    derivatives of the operations that these decompose into are correct.
     """
     aten = torch.ops.aten
     norms = [aten.native_layer_norm, aten.native_group_norm, aten.native_batch_norm, aten._native_batch_norm_legit]
@@ -227,7 +241,7 @@ def _core() -> dict[Any, Callable[..., Any]]:
 
 
 def _written_out(model: Model, x: Inputs) -> Callable[[Params], Tensor]:
-    """w ↦ h(w) on x, flat, in core operations."""
+    """Return the function w ↦ h(w) on x with a flat output, written in core operations."""
     names, (keys, leaves) = list(model.params), flatten(x)
     fixed = [*model.state.values(), *leaves]
     flat = [t.detach() for t in (*model.params.values(), *fixed)]
@@ -237,6 +251,6 @@ def _written_out(model: Model, x: Inputs) -> Callable[[Params], Tensor]:
 
 
 def _named(model: Model, v: Float[Tensor, " columns"]) -> dict[str, Tensor]:
-    """A vector of Rᵖ by name."""
+    """Split a vector of Rᵖ into tensors by parameter name."""
     pieces = v.split([w.numel() for w in model.params.values()])
     return {name: piece.view_as(w) for (name, w), piece in zip(model.params.items(), pieces, strict=True)}

@@ -1,8 +1,8 @@
-"""D²h of a two-layer net, exactly, through its block structure.
+"""The norm of D²h of a two-layer network, through its block structure.
 
-Each neuron φ(a, b)(x) = aσ(b·x) has its own parameters, so h(w) = Σ_j φ(θ_j) has D²h(u, u) = Σ_j D²φ(θ_j)(u_j, u_j).
-For fixed g the form gᵀD²h is block-diagonal, and its norm is that of one block. Therefore
-sup_{|u|=1} ‖D²h(u, u)‖ = max_j sup_{|u_j|=1} ‖D²φ(θ_j)(u_j, u_j)‖: the supplement (A.2) has ≤, and it is an equality.
+Each neuron φ(a, b)(x) = aσ(b·x) has separate parameters, so h(w) = Σ_j φ(θ_j) has D²h(u, u) = Σ_j D²φ(θ_j)(u_j, u_j).
+For fixed g the form gᵀD²h is block-diagonal, and its norm is the largest norm of a block. Therefore
+sup_{|u|=1} ‖D²h(u, u)‖ = max_j sup_{|u_j|=1} ‖D²φ(θ_j)(u_j, u_j)‖. The supplement (A.2) states ≤; equality holds.
 """
 
 from __future__ import annotations
@@ -20,11 +20,18 @@ from lazyscope.model.base import Model
 from lazyscope.model.two_layer import TwoLayer
 
 _STARTS = 12
-"""Ascents for each neuron, beside the one from the closed form without σ''."""
+"""The number of random starts of the ascent for each neuron, in addition to the closed form without σ''."""
 
 
 class NeuronCurvature(Bilinear):
-    """D²φ(θ)(u, v) = σ'(b·x)(u_a v_b + v_a u_b)·x + aσ''(b·x)(u_b·x)(v_b·x) on n points, for s neurons at a time."""
+    """The form D²φ(θ)(u, v) = σ'(b·x)(u_a v_b + v_a u_b)·x + aσ''(b·x)(u_b·x)(v_b·x) on n points, for s neurons.
+
+    Args:
+        a: The output weights of the neurons.
+        slope: σ' at the pre-activations.
+        bend: σ'' at the pre-activations.
+        x: The n points.
+    """
 
     def __init__(
         self, a: Float[Tensor, " s"], slope: Float[Tensor, "s n"], bend: Float[Tensor, "s n"], x: Float[Tensor, "n d"]
@@ -45,13 +52,25 @@ class NeuronCurvature(Bilinear):
 
 
 def curvature_norm(net: TwoLayer, x: Float[Tensor, "n d"], *, seed: int = 0) -> BilinearNorm:
-    """sup ‖D²h(u, u)‖ (Euclidean over the n points), with the direction in the neuron where it is attained.
+    """Compute sup ‖D²h(u, u)‖ over unit vectors u, with the Euclidean norm over the n points.
 
-    Without σ'' (ReLU) it is max_j λ_max(Σ_i σ'(b_j·x_i)² x_i x_iᵀ)^½, attained at u = (1, e)/√2 with e its eigenvector.
-    With it, all neurons ascend at once, from there and from random directions.
+    If σ'' = 0 almost everywhere (ReLU), the supremum is max_j λ_max(Σ_i σ'(b_j·x_i)² x_i x_iᵀ)^½, attained at
+    u = (1, e)/√2, where e is the eigenvector. Otherwise it is searched for by ascents for all neurons at once, which
+    start from this direction and from random directions.
+
+    Args:
+        net: One two-layer network.
+        x: The points, of shape `(n, d)`.
+        seed: The random seed of the starts.
+
+    Returns:
+        The norm, with the direction in the neuron where it is attained.
+
+    Raises:
+        ModelError: If `net` is a family of several networks.
     """
     if net.batch:
-        raise ModelError(f"The family holds {net.batch} nets; choose one, as net[0].")
+        raise ModelError(f"The family holds {net.batch} networks; choose one, for instance net[0].")
     alive = slice(None) if net.alive is None else net.alive
     x, a, b = x.double(), net.a.double()[alive], net.b.double()[alive]
     slope, bend = derivatives(net, b @ x.T)
@@ -83,7 +102,7 @@ def curvature_norm(net: TwoLayer, x: Float[Tensor, "n d"], *, seed: int = 0) -> 
 
 
 def derivatives(net: TwoLayer, pre: Tensor) -> tuple[Tensor, Tensor]:
-    """σ' and σ'' at the pre-activations, the latter almost everywhere."""
+    """Compute σ' and σ'' at the pre-activations, where σ'' is that almost everywhere."""
     with ambient.derivatives():
         pre = pre.detach().requires_grad_()
         (slope,) = torch.autograd.grad(net.activation(pre).sum(), pre, create_graph=True)
@@ -94,7 +113,7 @@ def derivatives(net: TwoLayer, pre: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def kinked(net: TwoLayer) -> bool:
-    """Whether σ is not everywhere differentiable, as far as its operations tell."""
+    """Check whether σ contains an operation that is not differentiable everywhere."""
     point = torch.zeros(1, dtype=torch.float64, device="cpu")
     model = Model(lambda w, x: net.activation(w["p"] + x), {"p": point})
     return model.kinked(point)

@@ -1,9 +1,9 @@
-"""Random features of images: patches of training images as filters (Coates, Lee, Ng 2011; Recht et al. 2019).
+"""Random features of images with patches of training images as filters (Coates, Lee, Ng 2011; Recht et al. 2019).
 
-Of each patch p of an image the mean is removed and the contrast divided out, p̂ = (p - p̄)/√(var(p) + ε), then it is
-whitened: q = W(p̂ - μ), W = (Σ + ρI)^(-1/2) (ZCA). A filter is such a q, of a random patch of a random image, at unit
-length; with z = ⟨f, q⟩ the features are max(z - b, 0) and max(-z - b, 0), averaged over 2×2 quarters of the image.
-Nothing is trained.
+Each patch p of an image is centred and divided by its contrast, p̂ = (p - p̄)/√(var(p) + ε), and then whitened,
+q = W(p̂ - μ) with W = (Σ + ρI)^(-1/2) (ZCA). A filter f is such a q of a random patch of a random image, normalised to
+unit length. With z = ⟨f, q⟩, the features are max(z - b, 0) and max(-z - b, 0), averaged over the 2×2 quarters of the
+image. Nothing is trained.
 """
 
 from __future__ import annotations
@@ -20,21 +20,28 @@ from torch import Tensor
 from lazyscope.errors import InputError
 
 CONTRAST = 0.01
-"""ε in units of the mean variance of patches: Coates et al. take 10 of pixels 0…255, which is that on CIFAR-10."""
+"""ε in units of the mean variance of patches. It is the ε = 10 of Coates et al. for CIFAR-10 with pixels 0…255."""
 
 WHITENING = 1e-2
-"""ρ in units of the mean eigenvalue of Σ: below it directions are noise."""
+"""ρ in units of the mean eigenvalue of Σ. Directions with smaller eigenvalues are noise."""
 
 SAMPLE = 30_000
-"""Patches from which μ and Σ are estimated, for 108 numbers each."""
+"""The number of patches from which μ and Σ are estimated; a patch has 108 numbers."""
 
 
 @final
 @dataclass(frozen=True)
 class Patches:
-    """Filters, whitening folded in: z = (kernels ⋆ x)/√(var + ε) - offsets, at every place of an image.
+    """Filters that include the whitening: z = (kernels ⋆ x)/√(var + ε) - offsets at every position of an image.
 
-    Images may be pixels in [0, 1] or normalised by channel: constants are relative to the images that were drawn from.
+    The pixels may be in [0, 1] or normalised by channel, since the constants are relative to the images from which the
+    filters were drawn.
+
+    Attributes:
+        kernels: The kernels of the convolution.
+        offsets: The constants that are subtracted.
+        contrast: The regularisation ε of the variance.
+        bias: The threshold b of the features.
     """
 
     kernels: Float[Tensor, "filters channels size size"]
@@ -53,13 +60,26 @@ class Patches:
         whitening: float | int = WHITENING,
         seed: int = 0,
     ) -> Patches:
-        """From random places of random images; the same on every machine up to rounding.
+        """Draw filters at random positions of random images. They are the same on every machine up to rounding.
 
-        ε and ρ are `contrast` mean variances and `whitening` mean eigenvalues; large ones leave patches as they are.
+        Args:
+            x: The training images.
+            filters: The number of filters.
+            size: The height and width of the patches.
+            bias: The threshold b of the features.
+            contrast: ε in units of the mean variance of the patches. A large value leaves the contrast as it is.
+            whitening: ρ in units of the mean eigenvalue of Σ. A large value leaves out the whitening.
+            seed: The random seed.
+
+        Returns:
+            The filters.
+
+        Raises:
+            InputError: If the images are smaller than the patches.
         """
         if min(x.shape[-2:]) < size:
             raise InputError(
-                f"Images of {x.shape[-2]}×{x.shape[-1]} hold no patches of {size}×{size}; make them smaller."
+                f"Images of {x.shape[-2]}×{x.shape[-1]} contain no patches of {size}×{size}; reduce the patch size."
             )
         random = torch.Generator().manual_seed(seed)
         sample = _random_patches(x, SAMPLE, size, random)
@@ -78,7 +98,16 @@ class Patches:
     def blocks(
         self, x: Float[Tensor, "n channels height width"], filters: int = 256, images: int = 2048
     ) -> Iterator[Float[Tensor, "n _"]]:
-        """The features of all images, 8 a filter, for some filters at a time; of them, some images at a time."""
+        """Compute the features of all images, 8 per filter, for some filters at a time.
+
+        Args:
+            x: The images.
+            filters: The number of filters per block.
+            images: The number of images that are processed at a time.
+
+        Yields:
+            The features of the next filters, of shape `(n, 8·filters)`.
+        """
         contrast = [self._deviation(part) for part in x.split(images)]
         for kernels, offsets in zip(self.kernels.split(filters), self.offsets.split(filters), strict=True):
             yield torch.cat(
@@ -86,13 +115,13 @@ class Patches:
             )
 
     def __call__(self, x: Float[Tensor, "n channels height width"]) -> Float[Tensor, "n features"]:
-        """All features, (n, 8·filters)."""
+        """Compute all features, of shape (n, 8·filters)."""
         return torch.cat(list(self.blocks(x)), dim=1)
 
     def _deviation(self, x: Tensor) -> Tensor:
-        """1/√(var(p) + ε) of the patch at every place, (n, 1, height, width)."""
+        """Compute 1/√(var(p) + ε) of the patch at every position, of shape (n, 1, height, width)."""
         size = self.kernels.shape[-1]
-        centred = x - x.mean((1, 2, 3), keepdim=True)  # var does not see it, and E[p²] - E[p]² loses less
+        centred = x - x.mean((1, 2, 3), keepdim=True)  # the same variance, and less cancellation in E[p²] - E[p]²
         mean, square = (
             F.avg_pool2d(value.mean(1, keepdim=True), size, stride=1) for value in (centred, centred.square())
         )
@@ -102,20 +131,20 @@ class Patches:
         z = F.conv2d(x, kernels)
         z = torch.addcmul(-offsets[:, None, None], z, scale).flatten(2)
         pool = _quarters(scale)
-        # Averages keep constants: of max(z - b, 0) = max(z, b) - b and max(-z - b, 0) = -min(z, -b) - b, b goes last.
+        # max(z - b, 0) = max(z, b) - b and max(-z - b, 0) = -min(z, -b) - b, so b can be subtracted after averaging.
         high, low = z.clamp(min=self.bias) @ pool, z.clamp(max=-self.bias) @ pool
         return torch.cat([high - self.bias, -low - self.bias], dim=1).flatten(1)
 
 
 def _quarters(like: Float[Tensor, "n 1 height width"]) -> Float[Tensor, "places 4"]:
-    """The average over each of 2×2 parts, torch's adaptive pooling, as a matrix: a product fills a GPU better."""
+    """Return torch's adaptive average pooling to 2×2 as a matrix, since a matrix product uses a GPU better."""
     height, width = like.shape[-2:]
     places = torch.eye(height * width, dtype=like.dtype, device=like.device).view(-1, 1, height, width)
     return F.adaptive_avg_pool2d(places, 2).flatten(1)
 
 
 def _random_patches(x: Tensor, count: int, size: int, random: torch.Generator) -> Float[Tensor, "count d"]:
-    """Patches as rows, in float64 on the CPU."""
+    """Draw patches as rows, in float64 on the CPU."""
     n, _, height, width = x.shape
     image = torch.randint(n, (count,), generator=random, device="cpu")
     top = torch.randint(height - size + 1, (count,), generator=random, device="cpu")

@@ -1,4 +1,4 @@
-"""What the user can do about a forward that fails, or that returns what cannot be studied."""
+"""Errors for a forward that fails or whose output cannot be studied, each with its remedy."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ from lazyscope.model.inputs import changed, flatten
 _SHAPE = re.compile(
     r"shape|size|dimension|channels|out of range|broadcast|rank|Expected \d-D|must match", re.IGNORECASE
 )
-"""Words of torch's errors about shapes."""
+"""Words that occur in torch's errors about shapes."""
 
 
 def explained(forward: Forward, error: Exception, params: Params, state: Params, x: Inputs) -> LazyscopeError:
-    """What the user can do about a forward that failed."""
+    """Return the error that explains a failed forward and names the remedy."""
     leaves = flatten(x)[1]
     first = next(iter(params.values()))
     if any(t.device != first.device for t in leaves):
         places = sorted({str(t.device) for t in leaves})
         return InputError(
-            f"The model is on {first.device} and the inputs on {', '.join(places)}; move one to the other."
+            f"The model is on {first.device} and the inputs are on {', '.join(places)}; move one to the other."
         )
     reason = " ".join(str(error).splitlines()[:1]) or type(error).__name__
     if any(not t.is_floating_point() for t in leaves) and _accepts(
@@ -40,7 +40,7 @@ def explained(forward: Forward, error: Exception, params: Params, state: Params,
     shapes = [tuple(t.shape) for t in leaves]
     if _SHAPE.search(reason):
         return InputError(
-            f"The model refuses inputs of shape {shapes}: {reason}; check the shape that its forward expects."
+            f"The model rejects inputs of shape {shapes}: {reason}; check the shape that its forward expects."
         )
     return InputError(
         f"The model's forward failed on inputs of shape {shapes} ({type(error).__name__}: {reason}); call the model"
@@ -57,7 +57,7 @@ def _accepts(forward: Forward, params: Params, state: Params, x: Inputs, change:
 
 
 def check_output(out: Any) -> Tensor:
-    """One floating tensor, or a remedy."""
+    """Return the output if it is one floating-point tensor, or raise an error that names the remedy."""
     if isinstance(out, Tensor) and out.is_complex():
         raise ModelError(
             "The model returns complex numbers; study their real and imaginary parts with"
@@ -67,14 +67,14 @@ def check_output(out: Any) -> Tensor:
         named = [key for key, value in out.items() if isinstance(value, Tensor)] if isinstance(out, Mapping) else []
         example = repr(named[0]) if named else "0" if isinstance(out, tuple | list) else "lambda out: …"
         raise ModelError(
-            f"The model must return one floating-point tensor but returned {type(out).__name__}; say which part of it"
-            f" to study with Model(net, output={example}), or wrap it in a module that returns that part."
+            f"The model must return one floating-point tensor but returned {type(out).__name__}; choose the part to"
+            f" study with Model(net, output={example}), or wrap it in a module that returns that part."
         )
     return out
 
 
 def check_weights(params: Params) -> None:
-    """Refuse weights without values, and values that are not finite."""
+    """Raise an error for weights on the meta device and for weights that are not finite."""
     for name, w in params.items():
         if w.device.type == "meta":
             raise ModelError(f"Parameter {name!r} is on the meta device and has no values; load the weights first.")

@@ -1,7 +1,7 @@
-"""Whether the samples of a batch depend on each other: then no batch may be cut.
+"""Detection of models whose output for one sample depends on other samples, so that batches cannot be split.
 
-A few samples are evaluated together and one by one, in float64 and at weights near w₀: at w₀ itself a coupling that
-starts at zero would not show, although its derivative does.
+A few samples are evaluated together and one at a time, in float64 and at weights near w₀. At w₀ itself a coupling that
+is zero at the initialisation would not be detected, although its derivative is not zero.
 """
 
 from __future__ import annotations
@@ -19,20 +19,24 @@ from lazyscope.model.increment.decisions import reads
 from lazyscope.model.inputs import changed, flatten, signature
 
 _FEW = 3
-"""Samples that are compared."""
+"""The number of samples that are compared."""
 
 _MANY = 1024
-"""Samples that are compared where the forward reads values."""
+"""The largest number of samples that are compared if the control flow of the forward depends on values."""
 
 _MOVE = 0.1
-"""Size of the random move of the weights, relative to their own."""
+"""The size of the random displacement of the weights, relative to their mean absolute value."""
 
 _TOLERANCE = {torch.float64: 1e-5, torch.float32: 1e-3}
-"""Far above rounding, also of casts to float32 inside a model, and far below what other samples do; 0.1 for others."""
+"""The relative tolerance by dtype, which is 0.1 for other dtypes.
+
+It is far above the rounding errors, including those of casts to float32 inside a model, and far below the effect of
+other samples.
+"""
 
 
 class Coupling(Enum):
-    """How the outputs of a model depend on the samples of its batch."""
+    """The ways in which the outputs of a model can depend on the samples of a batch."""
 
     NONE = "each output depends on its own sample"
     COUPLED = "outputs depend on other samples"
@@ -40,7 +44,7 @@ class Coupling(Enum):
 
 
 def coupling(model: Model, x: Inputs) -> Coupling:
-    """How the samples of x are coupled, as found on a few of them."""
+    """Determine how the samples of x are coupled, from a few of them."""
     leaves = flatten(x)[1]
     counts = {len(leaf) if leaf.ndim else 0 for leaf in leaves}
     if len(counts) > 1:
@@ -55,7 +59,7 @@ def coupling(model: Model, x: Inputs) -> Coupling:
         looked = reads(lambda: model(changed(x, lambda t: t[:_FEW])))
     except LazyscopeError:
         looked = False
-    # A forward that looks at values may couple some samples and not others: then all of them are compared.
+    # A forward whose control flow depends on values may couple only some samples, so more of them are compared.
     rows = (
         torch.arange(n, device="cpu")[:_MANY]
         if looked
@@ -64,39 +68,42 @@ def coupling(model: Model, x: Inputs) -> Coupling:
     found = next(
         (found for wide in (model.double(), model) if (found := _compared(wide, x, rows)) is not None), Coupling.WHOLE
     )
-    if not looked:  # a property of the function then, and not of these samples
+    if not looked:  # the result is a property of the function and not of these samples
         model.coupled[kind(x)] = found.value
     return found
 
 
 def kind(x: Inputs) -> tuple[object, ...]:
-    """What one sample of the inputs is like: how it is passed, its shapes, dtypes and devices."""
+    """Return the structure of one sample of the inputs, with its shapes, dtypes and devices."""
     names, leaves = flatten(x)
     return names, *(signature(leaf[:1]) for leaf in leaves)
 
 
 def check_independent(model: Model, x: Inputs, remedy: str) -> None:
-    """Refuse a model whose outputs depend on other samples.
+    """Raise an error if the outputs of a model depend on other samples.
 
     Args:
         model: The model.
         x: Its inputs.
-        remedy: What to do instead, as the end of a sentence.
+        remedy: The remedy, as the end of the sentence of the error message.
+
+    Raises:
+        ModelError: If the outputs depend on other samples.
     """
     if coupling(model, x) is not Coupling.NONE:
         raise ModelError(f"The model's output for a sample depends on the other samples of the batch; {remedy}.")
 
 
 def _compared(model: Model, x: Inputs, rows: Tensor) -> Coupling | None:
-    """None where the model cannot be evaluated on a part of the samples."""
+    """Compare the outputs on some samples; return None if the model cannot be evaluated on some of the samples."""
     dtype = next(iter(model.params.values())).dtype
     few = changed(x, lambda t: t[rows.to(t.device)])
     few = changed(few, lambda t: t.to(dtype) if t.is_floating_point() else t)
     for moved in (_moved(model), model):
         try:
-            # No TF32 while samples are compared: its rounding depends on the batch.
+            # TF32 is disabled while samples are compared, as its rounding depends on the batch.
             with torch.no_grad(), torch.autocast(flatten(x)[1][0].device.type, enabled=False), full_precision:
-                # A forward that differentiates enables gradients itself.
+                # A forward that computes derivatives enables gradients itself.
                 together = moved(few).detach()
                 singles = (changed(few, lambda t, i=i: t[i : i + 1]) for i in range(len(rows)))  # type: ignore[misc]
                 alone = [moved(single).detach() for single in singles]
@@ -104,7 +111,9 @@ def _compared(model: Model, x: Inputs, rows: Tensor) -> Coupling | None:
             continue
         if together.ndim == 0 or len(together) != len(rows) or any(a.numel() != together[0].numel() for a in alone):
             return Coupling.COUPLED
-        apart = torch.stack([each.reshape(together.shape[1:]) for each in alone])  # alone it may lose its dimension
+        apart = torch.stack(
+            [each.reshape(together.shape[1:]) for each in alone]
+        )  # a single sample may lose its dimension
         bound = _TOLERANCE.get(dtype, 0.1) * float(apart.abs().max())
         if not bool(apart.isfinite().all()):
             continue

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from lazyscope.errors import InputError
 from lazyscope.model.particles import Functional, Measure, Quadratic, Torus, Trigonometric
-from lazyscope.problem.sparse import polish
+from lazyscope.solve.sparse import polish
 
 _STARTS = {
     "three": [[0.5, -0.5], [2.1, -0.7], [0.3, 1.8]],

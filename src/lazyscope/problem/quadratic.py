@@ -89,3 +89,44 @@ def gaussian(width: int, dim: int, seeds: Sequence[int]) -> Float[Tensor, "b N d
     """Weights w_i ~ N(0, I/d) in float64, one set a seed, independent of the spectrum of that seed."""
     draws = [torch.randn(width, dim, generator=stream(seed, 1), dtype=torch.float64, device="cpu") for seed in seeds]
     return torch.stack(draws) / math.sqrt(dim)
+
+
+COVARIANCES = ("I", "(I+B)/2", "B", "B reversed")
+"""Names of the covariances Γ of random weights, up to scale and in the basis of B; see `covariances`."""
+
+
+def covariances(spectrum: Tensor) -> list[Tensor]:
+    """Return the diagonals of the covariances named in `COVARIANCES`, each with trace 1.
+
+    Args:
+        spectrum: The eigenvalues of B, of shape `(d,)`.
+
+    Returns:
+        The isotropic covariance, the one half-way to B, B itself, and B with its eigenvalues in reverse order.
+    """
+    flat, aligned = torch.full_like(spectrum, 1 / len(spectrum)), spectrum / spectrum.sum()
+    return [flat, (flat + aligned) / 2, aligned, aligned.flip(0)]
+
+
+def hidden_widths(dim: int) -> list[int]:
+    """Return the widths N at which tangent models and networks are compared.
+
+    Args:
+        dim: The input dimension d.
+
+    Returns:
+        The poster's 15 values up to d (every second one if d ≤ 100), and one value beyond d.
+    """
+    return [dim * k // 15 for k in range(1, 16, 1 if dim > 100 else 2)] + [4 * dim // 3]
+
+
+def feature_counts(dim: int) -> list[int]:
+    """Return the numbers N of random features that are compared: `hidden_widths`, continued up to 10 d.
+
+    Args:
+        dim: The input dimension d.
+
+    Returns:
+        The values of N in increasing order.
+    """
+    return hidden_widths(dim) + [k * dim for k in (2, 3, 4, 6, 8, 10)]

@@ -1,4 +1,4 @@
-"""Tangent kernels: exact, matrix-free, on disk, and of infinitely wide nets."""
+"""Tangent kernels: dense, matrix-free, stored on disk, and in the limit of infinite width."""
 
 from lazyscope.model.jacobian import JacobianOperator
 from lazyscope.tangent.kernel import tangent_kernel

@@ -1,8 +1,8 @@
-"""Kernels of samples that do not depend on each other, tile by tile.
+"""Kernels of samples that do not depend on each other, computed tile by tile.
 
-Samples whose forward reads the same values and makes the same choices share one traced graph; where they do not (one
-row of a batch is padded, a token goes to another expert) each kind has a graph of its own, and the kernel between two
-kinds is made from the features of both.
+Samples whose forward pass reads the same values and takes the same branches share one traced graph. Otherwise, for
+instance if one row of a batch is padded or a token is routed to another expert, each kind of sample has a separate
+graph, and the kernel between two kinds is computed from the features of both.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ from lazyscope.tangent.group import by_layer as with_biases
 from lazyscope.tangent.readout import Readout
 
 _AGREEMENT = {torch.float64: 1e-6, torch.float32: 2e-2}
-"""Relative differences that rounding, TF32's too, does not make between two ways to one number; 0.2 for others."""
+"""Relative differences between two computations of a number that exceed rounding, including TF32; 0.2 otherwise."""
 
 
 @dataclass(frozen=True)
 class Part:
-    """Samples with one graph: their inputs, and where they stand among all."""
+    """Samples that share a graph: their inputs, and their indices among all samples."""
 
     x: Inputs
     places: Tensor
@@ -44,25 +44,26 @@ class Part:
 
     @property
     def n(self) -> int:
-        """How many there are."""
+        """The number of samples."""
         return len(self.places)
 
 
 class Assembly:
-    """One kernel of a model."""
+    """The computation of one kernel of a model."""
 
     def __init__(self, model: Model, readout: Readout, apart: bool, memory: int | None) -> None:
         self._model, self._readout, self._apart, self._memory = model, readout, apart, memory
         self._circuits: dict[Captured, Circuit] = {}
 
     def kernels(self, x1: Inputs, x2: Inputs | None) -> dict[str, Tensor]:
-        """The kernel of each parameter where they are kept apart, else their sum under the name ""."""
+        """Compute the kernel of each parameter if they are kept separate, otherwise their sum under the name ""."""
         rows = self._parts(x1)
         columns = rows if x2 is None else self._parts(x2)
         outputs = {part.circuit.k for part in (*rows, *columns)}
         if len(outputs) > 1:
             raise ModelError(
-                "Samples have outputs of different sizes, so they have no common kernel; pad the outputs to one size."
+                "The samples have outputs of different sizes, so their kernel is not defined; pad the outputs to one"
+                " size."
             )
         k = self._readout.width(outputs.pop())
         names = list(rows[0].circuit.parameters.values()) if self._apart else [""]
@@ -75,21 +76,21 @@ class Assembly:
                     self._add(result, one, two, x2 is None, bar)
         if not all(_is_finite(kernel) for kernel in result.values()):
             raise ModelError(
-                f"The kernel holds NaN or infinite values, as gradients overflow in {like.dtype}; rescale the inputs or"
-                " the weights, or compute in float64."
+                f"The kernel contains NaN or infinite values because gradients overflow in {like.dtype}; rescale the"
+                " inputs or the weights, or compute in float64."
             )
         self._compare(rows[0], x2 is None, result)
         return {name: self._readout.finish(kernel, rows[0].circuit.k) for name, kernel in result.items()}
 
     def _compare(self, row: Part, symmetric: bool, result: dict[str, Tensor]) -> None:
-        """Compare the kernel of the first sample with itself with the gradient that autograd gives."""
+        """Compare the kernel of the first sample with itself to the gradient that autograd gives."""
         if not symmetric or self._readout.width(row.circuit.k) != self._readout.rows(row.circuit.k):
-            return  # between two sets, or the trace over many outputs: the same features, already compared elsewhere
+            return  # a kernel between two sets, or a trace over many outputs, uses features that are compared elsewhere
         model, at = self._model, int(row.places[0])
         first = changed(row.x, lambda leaf: leaf[:1])
         captured = model.graph(model.params, model.state, first)
         done = f"compared {type(self._readout).__name__} {self._apart}"
-        if captured.memo.get(done):  # once for a graph is enough: it is the rules that are tried
+        if captured.memo.get(done):  # one comparison per graph is enough to test the rules
             return
         captured.memo[done] = True
         with derivatives():
@@ -107,12 +108,12 @@ class Assembly:
             found = float(signs.double() @ kernel[at, :, at].double() @ signs.double())
             if not abs(found - true) <= _AGREEMENT.get(out.dtype, 0.2) * total:
                 raise ModelError(
-                    "The structured kernel does not agree with the gradient that autograd gives: an operation of the"
-                    " model has a wrong rule under torch.vmap; use TangentOperator, or pass together=True."
+                    "The structured kernel does not agree with the gradient that autograd gives, so an operation of the"
+                    " model has an incorrect rule under torch.vmap; use TangentOperator, or pass together=True."
                 )
 
     def _add(self, result: dict[str, Tensor], one: Part, two: Part, mirrored: bool, bar: Bar) -> None:
-        """The kernel between two parts, in its place; mirrored below the diagonal where both are of x1."""
+        """Compute the kernel between two parts and store it, also below the diagonal if both are parts of x1."""
         only = result[next(iter(result))]
         if one.n == only.shape[0] and two.n == only.shape[2]:
             self._block(result, one, two, mirrored, bar)
@@ -152,7 +153,7 @@ class Assembly:
                 mirror(kernel.view(len(kernel) * kernel.shape[1], -1))
 
     def _pairs(self, one: Circuit, two: Circuit) -> list[tuple[Group, Group]]:
-        """The parameters that both circuits depend on, each in forms that can be multiplied."""
+        """Find the parameters that both circuits depend on, each in forms that can be multiplied."""
         if one is two:
             return [(group, group) for group in (by_parameter(one) if self._apart else with_biases(one))]
         first, second = ({group.name: group for group in by_parameter(circuit)} for circuit in (one, two))
@@ -163,7 +164,7 @@ class Assembly:
         ]
 
     def _parts(self, x: Inputs) -> list[Part]:
-        """The samples by their graphs."""
+        """Group the samples by their graphs."""
         model, leaves = self._model, flatten(x)[1]
         n, device = len(leaves[0]), leaves[0].device
         captured = model.graph(model.params, model.state, changed(x, lambda t: t[:1]))
@@ -182,12 +183,12 @@ class Assembly:
         return parts
 
     def _output(self, circuit: Circuit) -> Tensor:
-        """An output like that of one sample, in the precision of the parameters."""
+        """A tensor like the output of one sample, in the precision of the parameters."""
         output: Tensor = value(circuit.result)
         return output.to(next(iter(self._model.params.values())).dtype)
 
     def _circuit(self, captured: Captured) -> Circuit:
-        """The circuit of a graph, with an exact twin where rounding could flip kinks and speed was not asked for."""
+        """The circuit of a graph, with a float64 copy if rounding could change branches and TF32 is not allowed."""
         if captured not in self._circuits:
             model, graph = self._model, captured.module
             circuit = Circuit(graph, model)
@@ -199,7 +200,7 @@ class Assembly:
 
 
 def _is_finite(kernel: Tensor) -> bool:
-    """The sum tells in one reading; only where it overflows is every entry looked at."""
+    """Whether all entries are finite; they are only checked one by one if their sum is not finite."""
     return math.isfinite(float(kernel.sum())) or bool(kernel.isfinite().all())
 
 
@@ -209,7 +210,7 @@ def _features(part: Part, rows: slice, cotangents: Tensor, budget: Budget) -> Fe
 
 
 def mirror(kernel: Tensor, step: int = 512) -> None:
-    """The upper triangle of a square matrix copied onto the lower one, in place."""
+    """Copy the upper triangle of a square matrix onto the lower one, in place."""
     for top in range(0, len(kernel), step):
         end = top + step
         corner = kernel[top:end, top:end].triu()
@@ -218,10 +219,10 @@ def mirror(kernel: Tensor, step: int = 512) -> None:
 
 
 def _tiles(n: int, size: int) -> Iterator[slice]:
-    even = -(-n // -(-n // size))  # as many tiles, of equal size
+    even = -(-n // -(-n // size))  # the same number of tiles, of nearly equal size
     return (slice(start, min(start + even, n)) for start in range(0, n, even))
 
 
 def precision() -> contextlib.AbstractContextManager[None]:
-    """Convolutions in TF32 only where products are: cuDNN's own default would cost three digits unasked."""
+    """A context in which convolutions use TF32 only if products do; by default, cuDNN uses it and loses three digits."""
     return exact_convolutions if torch.get_float32_matmul_precision() == "highest" else contextlib.nullcontext()

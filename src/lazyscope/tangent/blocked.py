@@ -1,7 +1,7 @@
-"""A kernel in tiles as one matrix that nobody holds: products here or on a cluster, eigenpairs in few readings.
+"""A tiled kernel on disk as one matrix, with products in this process or on a cluster, and with block eigenpairs.
 
-Reading the kernel costs more than anything done with it. So every product takes many columns at once, reads only the
-upper triangle, and holds one tile and a few vectors.
+Reading the kernel costs more than any computation with it. Therefore every product has many columns, reads only the
+upper triangle, and keeps one tile and a few vectors in memory.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ from lazyscope.linalg.operator import Symmetric
 from lazyscope.progress import Bar, fallen
 from lazyscope.tangent.operator import as_matrix
 
-if TYPE_CHECKING:  # it takes a second to import, and few kernels are larger than memory
+if TYPE_CHECKING:  # it takes a second to import, and most kernels fit into memory
     import distributed
 
 _ATTEMPTS = 3
-"""Of one product, when the workers that held its vectors have died."""
+"""The number of attempts at one product when the workers that hold its vectors have died."""
 
 _SHARES = 2
-"""Parts of a product for each worker: the slower ones then take fewer."""
+"""The number of parts of a product per worker, so that slower workers can take fewer parts."""
 
 
 @runtime_checkable
@@ -48,10 +48,10 @@ class Tiles(Protocol):
 
 
 class TiledMatrix(Symmetric):
-    """A kernel on disk as an (nk × nk) operator on the CPU: a product reads each tile of the upper triangle once.
+    """A kernel on disk as an (nk × nk) operator on the CPU, whose products read each tile of the upper triangle once.
 
-    With a Dask client its workers share the tiles, and add up what they have got among themselves. The parts, and the
-    order in which they are added, do not depend on who computes what: each product is the same to the last bit.
+    With a Dask client, its workers share the tiles and add up their parts. The parts and the order of the additions do
+    not depend on which worker computes which part, so repeated products agree to the last bit.
     """
 
     def __init__(self, tiles: Tiles, client: distributed.Client | None = None) -> None:
@@ -75,13 +75,13 @@ class TiledMatrix(Symmetric):
 
 @dataclass(frozen=True)
 class Factor:
-    """The right factor of a product, beside the tiles it is multiplied with: all that a worker needs to know."""
+    """The right factor of a product and the tiles that it is multiplied with, for use by a worker."""
 
     tiles: Tiles
     u: Float[Tensor, "N m"]
 
     def product(self, start: int, stop: int) -> Float64[Tensor, "N m"]:
-        """What the tiles from `start` to `stop` of the upper triangle, and their mirror images, contribute."""
+        """Multiply by the tiles from `start` to `stop` of the upper triangle and by their transposes."""
         k = self.tiles.shape[2]
         out = torch.zeros(self.u.shape, dtype=torch.float64, device="cpu")
         for i, j in list(self.tiles.upper())[start:stop]:
@@ -95,9 +95,9 @@ class Factor:
 
 
 def sums_on_workers(client: distributed.Client, given: object, groups: list[list[methodcaller]]) -> list[Any]:
-    """Σ call(given) over the calls of each group, on the workers; they add in pairs, so that only sums travel here.
+    """Compute Σ call(given) over the calls of each group on the workers, which add in pairs and return only the sums.
 
-    The functions are the standard library's: a scheduler loads them, and need not have lazyscope.
+    The submitted functions are from the standard library, so the scheduler does not need lazyscope.
     """
     from distributed import CancelledError, KilledWorker
 
@@ -106,11 +106,11 @@ def sums_on_workers(client: distributed.Client, given: object, groups: list[list
         totals = [_added(client, [client.submit(call, there, pure=False) for call in calls]) for calls in groups]
         try:
             return list(client.gather(totals))
-        except (CancelledError, KilledWorker):  # what was sent died with its holders: send it again
+        except (CancelledError, KilledWorker):  # the workers that held the data have died: send the data again
             continue
     raise LazyscopeError(
-        f"Dask workers died in {_ATTEMPTS} attempts at one product, perhaps for want of memory; give them more, or"
-        " write the kernel in smaller tiles."
+        f"Dask workers died in {_ATTEMPTS} attempts at one product, perhaps because they ran out of memory; give them"
+        " more memory, or write the kernel in smaller tiles."
     )
 
 
@@ -124,20 +124,24 @@ def _added(client: distributed.Client, parts: list[Any]) -> Any:
 def block_eigenpairs(
     operator: Symmetric, count: int, *, tolerance: float | None = None, seed: int = 0, products: int = 200
 ) -> Eigenpairs:
-    """The `count` largest eigenpairs by block Lanczos with thick restarts, `count` + 8 columns a product.
+    """Compute the `count` largest eigenpairs by block Lanczos with thick restarts, with `count` + 8 columns per product.
 
-    For an operator whose products cost the same for one column as for many: a kernel on disk is read some ten times,
-    where Lanczos with single vectors reads it some times `count`. `tolerance` bounds ‖Kv - λv‖/λ₁: 10⁻⁶ where products
-    are float32, 10⁻¹⁰ in float64. (Golub & Underwood 1977; restarts as Wu & Simon 2000.)
+    This is for an operator whose products cost about the same for many columns as for one, such as a kernel on disk,
+    which is read about ten times; Lanczos with single vectors reads it several times `count` times. `tolerance` bounds
+    ‖Kv - λv‖/λ₁; the default is 10⁻⁶ for products in float32 and 10⁻¹⁰ in float64 (Golub & Underwood, 1977; restarts
+    as in Wu & Simon, 2000).
 
-    >>> from lazyscope.linalg.eigen import Gram
-    >>> from lazyscope.linalg.operator import Dense
-    >>> block_eigenpairs(Gram(Dense(torch.diag(torch.arange(1.0, 6.0).double()))), 2).values
-    tensor([25.0000, 16.0000], dtype=torch.float64)
+    Example:
+        >>> from lazyscope.linalg.eigen import Gram
+        >>> from lazyscope.linalg.operator import Dense
+        >>> block_eigenpairs(Gram(Dense(torch.diag(torch.arange(1.0, 6.0).double()))), 2).values
+        tensor([25.0000, 16.0000], dtype=torch.float64)
     """
     size = operator.shape[0]
     if not 0 < count <= size:
-        raise LazyscopeError(f"An operator of {size} rows has 1 to {size} eigenpairs, not {count}; ask for so many.")
+        raise LazyscopeError(
+            f"An operator with {size} rows has {size} eigenpairs, and count is {count}; pass a number from 1 to {size}."
+        )
     if tolerance is None:
         tolerance = 1e-10 if operator.dtype == torch.float64 else 1e-6
     width = min(size, count + 8)
@@ -151,7 +155,7 @@ def block_eigenpairs(
             projected = basis.T @ images
             values, vectors = torch.linalg.eigh((projected + projected.T) / 2)
             values, vectors = values.flip(0), vectors.flip(1)
-            if basis.shape[1] + width > max(6 * width, 64):  # keep the best third and what was computed of it
+            if basis.shape[1] + width > max(6 * width, 64):  # keep the best third, with its images
                 vectors, values = vectors[:, : 2 * width], values[: 2 * width]
                 basis, images = basis @ vectors, images @ vectors
                 vectors = torch.eye(len(values), dtype=torch.float64, device="cpu")
@@ -163,12 +167,13 @@ def block_eigenpairs(
             bar.reach(max(bar.done, fallen(float(residuals[:count].max() / values[0]), tolerance)))
             block = _new_directions(left[:, residuals > 0.1 * tolerance * values[0]], basis)
     raise LazyscopeError(
-        f"Block Lanczos did not find {count} eigenpairs within {products} products; raise `tolerance` or ask for fewer."
+        f"Block Lanczos did not find {count} eigenpairs within {products} products; increase `tolerance`, or reduce"
+        " `count`."
     )
 
 
 def _new_directions(left: Float64[Tensor, "N m"], basis: Float64[Tensor, "N b"]) -> Float64[Tensor, "N _"]:
-    """An orthonormal basis of what is left of the equations, orthogonal to all before: twice is enough (Kahan)."""
+    """An orthonormal basis of the residuals, orthogonal to the earlier basis; two passes are enough (Kahan)."""
     block = left[:, : basis.shape[0] - basis.shape[1]]
     for _ in range(2):
         block = torch.linalg.qr(block - basis @ (basis.T @ block))[0]

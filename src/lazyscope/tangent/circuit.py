@@ -1,10 +1,10 @@
-"""A model's forward on one sample as a graph, and the sites where parameters meet data.
+"""The forward pass of a model on one sample as a graph, and the sites where parameters and data are combined.
 
 Let z_s(x_i) be the output of site s on sample i, D_{is}ᵃ = ∂h_a(x_i)/∂z_s and φ_s the operation of the site. Then
 
     ∂h_a(x_i)/∂W = Σ_s D_{is}ᵃ · ∂φ_s(W, data_s(x_i))/∂W ,
 
-so the data and the output gradients of the sites are all that a tangent kernel needs of a network.
+so a tangent kernel only needs the data and the output gradients of the sites of a network.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ aten = torch.ops.aten
 def trilinear(
     a: Tensor, b: Tensor, c: Tensor, at_a: list[int], at_b: list[int], at_c: list[int], sums: list[int], _: int = 1
 ) -> Tensor:
-    """Σ a·b·c over the dimensions `sums`, where each has new dimensions of its own: what a bilinear layer does."""
+    """Sum a·b·c over the dimensions `sums`, after new dimensions have been inserted, as a bilinear layer does."""
     for at in at_a:
         a = a.unsqueeze(at)
     for at in at_b:
@@ -44,10 +44,10 @@ def trilinear(
 
 
 REPLACED: dict[Any, Callable[..., Any]] = {
-    # Strides recorded for one sample need not be those of a batch, so that a view may have to copy.
+    # The strides recorded for one sample may differ from those of a batch, so a view may have to copy.
     aten.view.default: torch.reshape,
     aten._unsafe_view.default: torch.reshape,
-    # Torch has no batching rules for the next, or wrong ones.
+    # For the following operations, torch has no batching rules, or incorrect ones.
     aten._trilinear.default: trilinear,
     aten._prelu_kernel.default: lambda x, slope: torch.where(x > 0, x, slope * x),
 }
@@ -71,12 +71,12 @@ MOVEMENTS = {
     aten.unbind.int,
     operator.getitem,
 }
-"""Operations that move each entry of a tensor to at most one place: their adjoints keep inner products."""
+"""Operations that move each entry of a tensor to at most one place, so that their adjoints preserve inner products."""
 
 
 @dataclass(frozen=True)
 class Site:
-    """One operation in which values made of parameters alone, `weights`, meet values that depend on the input."""
+    """An operation that combines `weights`, which depend on parameters only, with data that depend on the input."""
 
     node: fx.Node
     outputs: tuple[fx.Node, ...]
@@ -86,18 +86,18 @@ class Site:
 
 @dataclass(frozen=True)
 class Features:
-    """What n samples contribute: for each site its data, (n, …), and its output gradients, (n, k, …)."""
+    """The features of n samples: for each site its data, (n, …), and its output gradients, (n, k, …)."""
 
     data: dict[fx.Node, Tensor]
     gradients: dict[fx.Node, Tensor]
 
 
 class Circuit:
-    """The forward of one sample, traced once; run on many samples at once by `torch.vmap`.
+    """The forward pass of one sample, traced once and run on many samples by `torch.vmap`.
 
-    Each sample is computed as a batch of its own, so that no output can depend on another sample. A network with
-    kinks takes the values at its sites from an `exact` twin in float64: a ReLU or a max-pool that rounding sends the
-    other way changes a kernel by far more than rounding.
+    Each sample is evaluated as a batch of one, so that no output can depend on another sample. A network with
+    kinks takes the values at its sites from an `exact` copy in float64: if rounding changes the branch of a ReLU or of
+    a max-pooling operation, the kernel changes by much more than rounding.
     """
 
     def __init__(self, module: fx.GraphModule, model: Model, exact: Circuit | None = None) -> None:
@@ -120,7 +120,7 @@ class Circuit:
 
     @staticmethod
     def of(model: Model, x: Inputs) -> Circuit:
-        """The circuit of the first sample of x."""
+        """Trace the circuit of the first sample of x."""
         first = changed(x, lambda leaf: leaf[:1])
         return Circuit(model.graph(model.params, model.state, first).module, model)
 
@@ -130,7 +130,7 @@ class Circuit:
         return size(self.result)
 
     def _reach(self) -> set[fx.Node]:
-        """The nodes that depend on the input; the output is always among them."""
+        """Find the nodes that depend on the input; the output is always included."""
         data = set(self._inputs)
         for node in self.nodes:
             if node.op == "call_function" and (node is self.result or any(a in data for a in node.all_input_nodes)):
@@ -138,7 +138,7 @@ class Circuit:
         return data
 
     def _trace_sources(self) -> dict[fx.Node, frozenset[fx.Node]]:
-        """The parameters behind each node that is made of parameters alone."""
+        """Find the parameters that each node depends on, for nodes that depend on parameters only."""
         sources: dict[fx.Node, frozenset[fx.Node]] = {}
         for node in self.nodes:
             if node in self.parameters:
@@ -150,7 +150,7 @@ class Circuit:
         return sources
 
     def _evaluate(self) -> dict[fx.Node, Any]:
-        """The values that do not depend on the input."""
+        """Compute the values that do not depend on the input."""
         values: dict[fx.Node, Any] = dict(self._constants)
         with torch.no_grad():
             for node in self.nodes:
@@ -173,7 +173,7 @@ class Circuit:
         return tuple(sites)
 
     def movement(self, node: fx.Node) -> tuple[fx.Node, tuple[Any, ...]] | None:
-        """The parameter that `node` is a rearrangement of, and by which steps; None where more than moving happened."""
+        """The parameter that `node` rearranges, and the steps; `None` if `node` is not a rearrangement."""
         steps: list[Any] = []
         while node not in self.parameters:
             if node.target not in MOVEMENTS:
@@ -183,7 +183,7 @@ class Circuit:
         return node, tuple(reversed(steps))
 
     def weigh(self, node: fx.Node, params: dict[fx.Node, Tensor]) -> Tensor:
-        """The value made of parameters alone at `node`, as a differentiable function of `params`."""
+        """Compute the value at `node`, which depends on parameters only, as a differentiable function of `params`."""
         values = {**self._constants, **params}
         for each in self.nodes:
             if each.op == "call_function" and each in self.sources:
@@ -195,15 +195,15 @@ class Circuit:
 
     @property
     def kinked(self) -> bool:
-        """Whether rounding can send an operation the other way."""
+        """Whether rounding can change the branch of an operation."""
         return any(node.target in FINE for node in self.nodes)
 
     def run(
         self, leaves: Sequence[Tensor], shifts: Sequence[Tensor], exact: Sequence[Tensor] = ()
     ) -> tuple[Tensor, tuple[Tensor, ...]]:
-        """h of one sample, flat, and the data of its sites, when the outputs of its sites are shifted.
+        """Compute the flattened output h of one sample and the data of its sites, after shifting their outputs.
 
-        Where they are known exactly, those values stand for the computed ones.
+        The `exact` outputs of the sites, if given, replace the computed ones.
         """
         values = self._forward(
             leaves, dict(zip(self.outputs, shifts, strict=False)), dict(zip(self.outputs, exact, strict=False))
@@ -220,12 +220,12 @@ class Circuit:
                 fast = node.target is aten.convolution.default and node.args[1] not in self.data
                 result = call(node, values, convolution if fast else None)
                 if node in exact:
-                    result = exact[node] + (result - result.detach())  # the derivative stays that of the operation
+                    result = exact[node] + (result - result.detach())  # this keeps the derivative of the operation
                 values[node] = result + shift[node] if node in shift else result
         return values
 
     def at_sites(self, leaves: Sequence[Tensor]) -> tuple[Tensor, ...]:
-        """The outputs of all sites on each sample: (n, …) each."""
+        """Compute the outputs of all sites on each sample, each of shape (n, …)."""
 
         def one(sample: Sequence[Tensor]) -> tuple[Tensor, ...]:
             values = self._forward(sample, {}, {})
@@ -236,15 +236,15 @@ class Circuit:
         return found
 
     def evaluate(self, leaves: Sequence[Tensor]) -> Tensor:
-        """h of each sample alone: (n, k)."""
+        """Compute h of each sample separately, of shape (n, k)."""
         with torch.no_grad():
             out: Tensor = torch.vmap(lambda one: self.run(one, ())[0])(tuple(leaves))
         return out
 
     def features(self, x: Inputs, cotangents: Tensor, *, chunk: int, together: int) -> Features:
-        """The features of the samples x under the outputs `cotangents` · h.
+        """Compute the features of the samples x for the outputs `cotangents` · h.
 
-        `chunk` samples pass at a time, and `together` outputs are pulled back at once.
+        `chunk` samples are evaluated at a time, and `together` outputs are pulled back at once.
         """
         leaves = flatten(x)[1]
         n, k = len(leaves[0]), len(cotangents)
@@ -291,7 +291,7 @@ class Circuit:
 
 
 def call(node: fx.Node, values: dict[fx.Node, Any], instead: Callable[..., Any] | None = None) -> Any:
-    """The operation of `node`, or another `instead` of it, on the values of its arguments."""
+    """Apply the operation of `node`, or the function `instead`, to the values of its arguments."""
     args, kwargs = map_arg((node.args, node.kwargs), values.__getitem__)
     known: Any = node.target
     target = instead or REPLACED.get(known, known)
@@ -299,7 +299,7 @@ def call(node: fx.Node, values: dict[fx.Node, Any], instead: Callable[..., Any] 
 
 
 def value(node: fx.Node) -> Any:
-    """The value of `node` when it was traced, on one sample: for its shape and dtype."""
+    """The value of `node` on one sample when it was traced, which gives its shape and dtype."""
     return node.meta.get("val")
 
 
@@ -311,13 +311,13 @@ def size(node: fx.Node) -> int:
 
 
 def is_floating(node: fx.Node) -> bool:
-    """Whether derivatives pass through `node`."""
+    """Whether `node` is differentiable."""
     found = value(node)
     return isinstance(found, Tensor) and (found.is_floating_point() or found.is_complex())
 
 
 def _carries(node: fx.Node) -> bool:
-    """Whether derivatives with respect to parameters pass through `node`: not through indices, masks and stops."""
+    """Whether derivatives with respect to parameters pass through `node`, unlike through indices, masks and stops."""
     found = value(node)
     return node.target is not stop and (not isinstance(found, Tensor) or is_floating(node))
 
@@ -331,12 +331,12 @@ def _room(node: fx.Node, n: int, k: int, like: Tensor) -> Tensor:
 
 
 def _in(each: Tensor, like: Tensor) -> Tensor:
-    """What a model casts inside comes back in the precision of the kernel; integers and complex numbers stay."""
+    """Convert a tensor to the precision of the kernel; integers and complex numbers are left unchanged."""
     return each.to(like.dtype) if each.is_floating_point() else each
 
 
 def _zeros(node: fx.Node, n: int) -> Tensor:
-    """No shift of n samples; takes no memory."""
+    """A zero shift for n samples, which takes no memory."""
     like = value(node)
     return torch.zeros((), dtype=like.dtype, device=like.device).expand(n, *like.shape)
 

@@ -1,4 +1,4 @@
-"""Convolutions with a faster input gradient on the CPU, and the patches that a convolution sees."""
+"""Convolutions with a faster input gradient on the CPU, and the input patches of a convolution."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ def convolution(
     output_padding: Sequence[int],
     groups: int,
 ) -> Tensor:
-    """`aten.convolution`, whose input gradient is a forward convolution with flipped weights where that is faster.
+    """Compute `aten.convolution`, with an input gradient by a forward convolution with flipped weights if it is faster.
 
-    On small maps CPU libraries run the input gradient at a twentieth of the speed of the forward pass.
+    On small feature maps, CPU libraries compute the input gradient at a twentieth of the speed of the forward pass.
     """
     reach = [d * (size - 1) for d, size in zip(dilation, weight.shape[2:], strict=False)]
     plain = not transposed and all(s == 1 for s in stride) and all(p <= r for p, r in zip(padding, reach, strict=False))
@@ -37,37 +37,37 @@ def convolution(
 
 
 class Correlation(torch.autograd.Function):
-    """x ↦ w ⋆ x with stride 1 and its pullback g ↦ flip(w)ᵀ ⋆ g; derivatives with respect to w are never asked for."""
+    """The map x ↦ w ⋆ x with stride 1, with pullback g ↦ flip(w)ᵀ ⋆ g, and without derivatives with respect to w."""
 
     @staticmethod
     def forward(
         x: Tensor, weight: Tensor, flipped: Tensor, padding: Sequence[int], dilation: Sequence[int], groups: int
     ) -> Tensor:
-        """w ⋆ x."""
+        """Compute w ⋆ x."""
         return _correlate(x, weight, padding, dilation, groups)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-        """Keep the flipped weights."""
+        """Save the flipped weights."""
         _, _, flipped, ctx.padding, ctx.dilation, ctx.groups = inputs
         ctx.save_for_backward(flipped)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        """flip(w)ᵀ ⋆ g."""
+        """Compute flip(w)ᵀ ⋆ g."""
         (flipped,) = ctx.saved_tensors
         padding = [d * (s - 1) - p for d, s, p in zip(ctx.dilation, flipped.shape[2:], ctx.padding, strict=True)]
         return _correlate(grads[0], flipped, padding, ctx.dilation, ctx.groups), None, None, None, None, None
 
     @staticmethod
     def vmap(info: Any, in_dims: tuple[Any, ...], x: Tensor, *rest: Any) -> tuple[Tensor, int]:
-        """Samples are one more batch dimension; weights come from parameters alone and have none."""
+        """Treat samples as an additional batch dimension; weights depend on parameters only and have none."""
         x = x.movedim(in_dims[0], 0)
         result: Tensor = correlation(x.flatten(0, 1), *rest)
         return result.unflatten(0, x.shape[:2]), 0
 
 
-correlation: Any = Correlation.apply  # torch gives it no types
+correlation: Any = Correlation.apply  # torch does not annotate it
 
 
 def _correlate(x: Tensor, weight: Tensor, padding: Sequence[int], dilation: Sequence[int], groups: int) -> Tensor:
@@ -77,7 +77,7 @@ def _correlate(x: Tensor, weight: Tensor, padding: Sequence[int], dilation: Sequ
 
 
 def flip(weight: Tensor, groups: int) -> Tensor:
-    """The weights of the adjoint: taps reversed, input and output channels of each group exchanged."""
+    """The weights of the adjoint: the taps are reversed, and input and output channels of each group are exchanged."""
     taps = weight.shape[2:]
     split = weight.view(groups, -1, weight.shape[1], *taps).transpose(1, 2)
     return split.reshape(-1, weight.shape[0] // groups, *taps).flip(tuple(range(2, weight.ndim))).contiguous()
@@ -86,7 +86,7 @@ def flip(weight: Tensor, groups: int) -> Tensor:
 def patches(
     x: Tensor, taps: Sequence[int], stride: Sequence[int], padding: Sequence[int], dilation: Sequence[int]
 ) -> Tensor:
-    """x (n, c, …) as the patches that a convolution meets, (n, positions, c, taps), in any number of dimensions."""
+    """The patches of x (n, c, …) that a convolution reads, (n, positions, c, taps), in any number of dimensions."""
     around = [p for each in reversed(padding) for p in (each, each)]
     seen = functional.pad(x, around) if any(around) else x
     for axis, (size, step, hole) in enumerate(zip(taps, stride, dilation, strict=True), start=2):

@@ -1,12 +1,13 @@
-"""Kernels from the factors of Jacobians, by the cheapest of three orders of summation.
+"""Kernels computed from the factors of Jacobians, in the cheapest of three orders of summation.
 
-With factors ∂h_a(x_i) = Σ_p D_{ip}ᵃ ⊗ A_{ip} the kernel of one weight is
+With the factors ∂h_a(x_i) = Σ_p D_{ip}ᵃ ⊗ A_{ip}, the kernel of one weight is
 
     K_{ij}^{ab} = Σ_{pq} (A_{ip}·A_{jq}) (D_{ip}ᵃ·D_{jq}ᵇ) .
 
-`add_slabs` forms the per-sample gradients and multiplies them; `add_pairs` forms both Gram matrices; `add_relay` forms
-that of A, applies it to D_j, and only then meets D_i: it pays for k outputs and all pairs of positions, then for k² and
-single positions, where the pairs pay for both at once. Which is cheapest depends on positions, channels and outputs.
+`add_slabs` forms the per-sample gradients and multiplies them. `add_pairs` forms both Gram matrices. `add_relay` forms
+the Gram matrix of A, applies it to D_j, and multiplies the result by D_i: its cost is proportional to k for the pairs of
+positions and to k² for single positions, whereas the cost of `add_pairs` is proportional to k² for the pairs of
+positions. Which one is the cheapest depends on the numbers of positions, channels and outputs.
 """
 
 from __future__ import annotations
@@ -20,21 +21,25 @@ from torch import Tensor
 from lazyscope.tangent.outer import Dense, Jacobian, OneHot, Outer
 
 BALANCE = 8.0
-"""Floating-point operations in the time of moving one byte: about 10 on an H200 in float32, 5 to 10 on CPUs."""
+"""The number of floating-point operations that take as long as moving one byte.
+
+It is about 10 on an H200 in float32 and 5 to 10 on CPUs.
+"""
 
 SPLIT = 16384
-"""Longest inner dimension of one product: float32 products in torch lose digits over longer sums on some CPUs."""
+"""The largest inner dimension of one product, since float32 products lose digits in longer sums on some CPUs."""
 
 CACHE = 24 << 20
-"""Bytes that a CPU works on without going to memory; also below the 32 MB from which malloc asks for fresh pages."""
+"""The number of bytes that fit into the caches of a CPU; it is also below the 32 MB above which malloc maps new pages.
+"""
 
 ROWS = {"cpu": 96, "cuda": 1024}
-"""Fewest rows of a block at which matrix products still run at full speed."""
+"""The smallest number of rows of a block at which matrix products run at full speed."""
 
 
 @dataclass(frozen=True)
 class Pairing:
-    """Two sets of samples; `symmetric` when they are one: then only blocks on and above the diagonal are computed."""
+    """Two sets of samples; if they are the same, only blocks on and above the diagonal are computed."""
 
     rows: int
     columns: int
@@ -42,11 +47,11 @@ class Pairing:
 
     @property
     def count(self) -> float:
-        """How many pairs are computed, about."""
+        """The approximate number of pairs that are computed."""
         return self.rows * self.columns * (0.55 if self.symmetric else 1.0)
 
     def blocks(self, size: int) -> Iterator[tuple[slice, slice]]:
-        """Blocks of about `size` pairs that cover them all, or the upper triangle."""
+        """Yield blocks of about `size` pairs that cover all pairs, or the upper triangle."""
         side = max(1, int(size**0.5))
         height = max(1, min(side, -(-self.rows // 8))) if self.symmetric else min(side, self.rows)
         width = min(max(1, size // height), self.columns)
@@ -57,14 +62,14 @@ class Pairing:
 
 @dataclass(frozen=True)
 class Form:
-    """One order of summation: its cost, in operations, and how it adds to a kernel (n1, k, n2, k)."""
+    """One order of summation: its cost in operations, and the function that adds to a kernel (n1, k, n2, k)."""
 
     cost: float
     add: Callable[[Tensor, Jacobian, Jacobian, Pairing, int], None]
 
 
 def accumulate(kernel: Tensor, one: Jacobian, two: Jacobian, pairing: Pairing, limit: int) -> None:
-    """kernel += J₁J₂ᵀ, with at most about `limit` bytes at a time beside it."""
+    """Add J₁J₂ᵀ to the kernel in place, using about `limit` additional bytes at a time."""
     if isinstance(one, Outer) and isinstance(two, Outer):
         min(forms(one, two, pairing), key=lambda form: form.cost).add(kernel, one, two, pairing, limit)
     else:
@@ -72,7 +77,7 @@ def accumulate(kernel: Tensor, one: Jacobian, two: Jacobian, pairing: Pairing, l
 
 
 def forms(one: Outer, two: Outer, pairing: Pairing) -> list[Form]:
-    """The three forms with their costs: two operations a product, and `BALANCE` for each byte moved."""
+    """The three forms with their costs: two operations per product, and `BALANCE` operations per byte moved."""
     n1, k, groups, p1, o = one.right.shape
     n2, p2, d = len(two.right), two.right.shape[3], one.left.columns
     meet = d if isinstance(one.left, Dense) else 1
@@ -83,16 +88,16 @@ def forms(one: Outer, two: Outer, pairing: Pairing) -> list[Form]:
     gram = 2 * p1 * p2 * meet + 2 * item * p1 * p2
     pairs = pairing.count * groups * (gram + 2 * k * k * p1 * p2 * o + 3 * item * k * k * p1 * p2)
     relay = pairing.count * groups * (gram + 2 * k * p1 * p2 * o + 2 * k * k * p1 * o + 2 * item * k * p1 * o)
-    if p1 == p2 == 1:  # the relay would do what the pairs do, with products of one term
+    if p1 == p2 == 1:  # the relay would be the same as the pairs
         return [Form(slabs, add_slabs), Form(pairs, add_pairs)]
     return [Form(slabs, add_slabs), Form(pairs, add_pairs), Form(relay, add_relay)]
 
 
 def add_slabs(kernel: Tensor, one: Jacobian, two: Jacobian, pairing: Pairing, limit: int) -> None:
-    """Σ over slabs of J₁J₂ᵀ."""
+    """Add J₁J₂ᵀ as a sum over slabs."""
     n1, k, n2, _ = kernel.shape
     rows = n1 * k if pairing.symmetric else (n1 + n2) * k
-    width = max(1, limit // (2 * rows * kernel.element_size()))  # a slab and the products it is made from
+    width = max(1, limit // (2 * rows * kernel.element_size()))  # a slab and the products that it is computed from
     flat = kernel.view(n1 * k, n2 * k)
     if pairing.symmetric:
         for slab in one.slabs(width):
@@ -103,7 +108,7 @@ def add_slabs(kernel: Tensor, one: Jacobian, two: Jacobian, pairing: Pairing, li
 
 
 def add_product(kernel: Tensor, one: Tensor, two: Tensor, *, symmetric: bool) -> None:
-    """kernel += one · twoᵀ; where symmetric, block rows from the diagonal on."""
+    """Add one · twoᵀ to the kernel in place; if symmetric, only block rows from the diagonal on."""
     rows = len(one)
     step = max(ROWS.get(one.device.type, ROWS["cuda"]), -(-rows // 8)) if symmetric else rows
     for first, second in zip(one.split(SPLIT, 1), two.split(SPLIT, 1), strict=True):
@@ -113,7 +118,7 @@ def add_product(kernel: Tensor, one: Tensor, two: Tensor, *, symmetric: bool) ->
 
 
 def add_pairs(kernel: Tensor, one: Jacobian, two: Jacobian, pairing: Pairing, limit: int) -> None:
-    """(A Aᵀ) ∘ (D Dᵀ), summed over pairs of positions."""
+    """Add (A Aᵀ) ∘ (D Dᵀ), summed over pairs of positions."""
     assert isinstance(one, Outer)
     assert isinstance(two, Outer)
     _, k, groups, p1, o = one.right.shape
@@ -133,13 +138,13 @@ def add_pairs(kernel: Tensor, one: Jacobian, two: Jacobian, pairing: Pairing, li
 
 
 def add_relay(kernel: Tensor, one: Jacobian, two: Jacobian, pairing: Pairing, limit: int) -> None:
-    """Σ_p D_{ip}ᵃ · (Σ_q (A_{ip}·A_{jq}) D_{jq}ᵇ)."""
+    """Add Σ_p D_{ip}ᵃ · (Σ_q (A_{ip}·A_{jq}) D_{jq}ᵇ)."""
     assert isinstance(one, Outer)
     assert isinstance(two, Outer)
     _, k, groups, p1, o = one.right.shape
     p2 = two.right.shape[3]
     size = max(1, block(kernel, limit) // (kernel.element_size() * p1 * (k * o + 2 * p2)))
-    # Fresh pages for every block would cost more than the products.
+    # Allocating new memory pages for every block would cost more than the products.
     room = kernel.new_empty(min(size, pairing.rows * pairing.columns) * k * p1 * o)
     for group in range(groups):
         left1, left2 = one.left.group(group), two.left.group(group)
@@ -156,7 +161,7 @@ def add_relay(kernel: Tensor, one: Jacobian, two: Jacobian, pairing: Pairing, li
 
 
 def block(kernel: Tensor, limit: int) -> int:
-    """Bytes of the intermediate results of a block: on a CPU no more than stay in its caches."""
+    """The number of bytes for intermediate results of a block; on a CPU they should fit into its caches."""
     return min(limit, CACHE) if kernel.device.type == "cpu" else limit
 
 

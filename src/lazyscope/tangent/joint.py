@@ -1,6 +1,6 @@
-"""Kernels of models that take all of their points at once: a graph network over its nodes, a coupled batch.
+"""Kernels of models that take all of their points at once, such as a graph network over its nodes.
 
-The Jacobian of the whole output is formed, one backward pass for each row, and multiplied.
+The Jacobian of the whole output is formed, with one backward pass per row, and multiplied by its transpose.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from lazyscope.tangent.readout import Readout
 
 
 def joint_kernels(model: Model, x1: Inputs, x2: Inputs | None, readout: Readout, by_layer: bool) -> dict[str, Tensor]:
-    """The kernel of each parameter where `by_layer`, else their sum under the name ""."""
+    """Compute the kernel of each parameter if `by_layer`, otherwise their sum under the name ""."""
     one, k = _jacobian(model, x1, readout)
     two = one if x2 is None else _jacobian(model, x2, readout)[0]
     result: dict[str, Tensor] = {}
@@ -26,13 +26,13 @@ def joint_kernels(model: Model, x1: Inputs, x2: Inputs | None, readout: Readout,
         key = name if by_layer else ""
         result[key] = result[key] + product if key in result else product
     width = readout.width(k)
-    if width == 1 and readout.rows(k) > 1:  # the trace: outputs of one sample with themselves
+    if width == 1 and readout.rows(k) > 1:  # the trace pairs each output with itself
         result = {name: kernel.diagonal(dim1=1, dim2=3).sum(-1)[:, None, :, None] for name, kernel in result.items()}
     return {name: readout.finish(kernel, k) for name, kernel in result.items()}
 
 
 def _jacobian(model: Model, x: Inputs, readout: Readout) -> tuple[dict[str, Tensor], int]:
-    """∂(cotangent · h(x_i))/∂w by parameter, (n, rows, p), and the number of outputs."""
+    """Compute ∂(cotangent · h(x_i))/∂w for each parameter, of shape (n, rows, p), and the number of outputs."""
     captured = model.graph(model.params, model.state, x)
     captured.check_limit()
     with derivatives():

@@ -1,4 +1,4 @@
-"""The exact tangent kernel, layer by layer."""
+"""The dense tangent kernel, as a whole or layer by layer."""
 
 from __future__ import annotations
 
@@ -56,39 +56,45 @@ def tangent_kernel(
     memory: Memory | None = None,
     together: bool = False,
 ) -> Tensor | dict[str, Tensor]:
-    """K_{ij}^{ab} = ⟨∂h_a(x1_i)/∂w, ∂h_b(x2_j)/∂w⟩ at w₀, exactly: shape (n1, n2, k, k).
+    """Compute the tangent kernel of a model at its weights w₀.
 
-    With x2 = x1 the kernel is exactly symmetric. On a GPU, TF32 is used where `torch.set_float32_matmul_precision`
-    allows it for products, convolutions included. Each sample is computed by itself, so that the kernel does not depend
-    on the batch; a model that takes all of its points at once (a graph network) gets the kernel over these points.
+    The kernel is K_{ij}^{ab} = ⟨∂h_a(x1_i)/∂w, ∂h_b(x2_j)/∂w⟩, computed from the derivatives that autograd gives,
+    without sampling or finite differences. When `x2` is omitted, the kernel is symmetric to the last bit. Each sample
+    is evaluated separately, so the kernel does not depend on how the samples are batched. A model that takes all of its
+    points at once, such as a graph network, gets the kernel over these points. On a GPU, matrix products and
+    convolutions use TF32 only if `torch.set_float32_matmul_precision` allows it.
 
     Args:
-        model: A model or a module.
-        x1: Inputs of n1 samples, counted along the first dimension of every tensor.
-        x2: Inputs of n2 samples; x1 by default.
-        outputs: "full"; "trace" for (1/k) Σ_a K^{aa}, or "sum" for the kernel Σ_{ab} K^{ab} of the sum of outputs, both
-            of shape (n1, n2).
-        by_layer: Give a dict with the kernel of each parameter; they add up to K.
-        memory: About the bytes used beside the result ("2GB" is understood; 1 GiB on a CPU and 12 GiB on a GPU by
-            default): less takes more time and never gives another result.
-        together: Evaluate all samples of x1 (and of x2) as one batch, for a model in which they depend on each other.
+        model: The module or `Model` to study.
+        x1: The inputs of n1 samples. The first dimension of every tensor counts the samples.
+        x2: The inputs of n2 samples. `None` uses `x1`.
+        outputs: Which kernel to return for a model with k outputs: "full" for all K^{ab}, "trace" for the mean
+            (1/k) Σ_a K^{aa}, or "sum" for Σ_{ab} K^{ab}, the kernel of the sum of the outputs.
+        by_layer: Whether to return the kernel of each parameter separately. These kernels add up to K.
+        memory: The approximate number of bytes to use in addition to the result, as a number or a string such as
+            "2GB". The default is 1 GiB on a CPU and 12 GiB on a GPU. A smaller value takes more time and gives the
+            same result.
+        together: Whether to evaluate all samples of `x1` (and of `x2`) as one batch, for a model whose output for one
+            sample depends on the other samples.
 
     Returns:
-        The kernel, or a dict of kernels by the name of the parameter.
+        The kernel, of shape (n1, n2, k, k) for `outputs="full"` and (n1, n2) otherwise. With `by_layer`, a dictionary
+        from parameter names to kernels of that shape.
 
     Raises:
-        InputError: If the inputs do not fit the model, or the kernel does not fit into memory.
-        ModelError: If outputs depend on other samples, unless `together` is set.
+        InputError: If the inputs do not match the model, or the kernel does not fit into memory.
+        ModelError: If the output for one sample depends on the other samples and `together` is false.
 
-    >>> net = torch.nn.Linear(3, 2)
-    >>> K = tangent_kernel(net, torch.ones(1, 3))
-    >>> K.shape, K[0, 0].tolist()
-    (torch.Size([1, 1, 2, 2]), [[4.0, 0.0], [0.0, 4.0]])
+    Example:
+        >>> net = torch.nn.Linear(3, 2)
+        >>> K = tangent_kernel(net, torch.ones(1, 3))
+        >>> K.shape, K[0, 0].tolist()
+        (torch.Size([1, 1, 2, 2]), [[4.0, 0.0], [0.0, 4.0]])
     """
     if outputs not in READOUTS:
-        raise InputError(f'outputs={outputs!r} is none of "full", "trace" and "sum"; pass one of these.')
+        raise InputError(f'outputs={outputs!r} is not one of "full", "trace" and "sum"; pass one of these.')
     budget = parse_memory(memory)
-    model = model if isinstance(model, Model) else Model(model)
+    model = Model.of(model)
     readout = READOUTS[outputs]
     with torch.autocast(_device(model).type, enabled=False), precision():
         whole = _check(model, x1, x2, together)
@@ -100,23 +106,24 @@ def tangent_kernel(
     return kernels if by_layer else kernels[""]
 
 
-# ── doors ──────────────────────────────────────────────────────────────────────────────────────────────────────────
+# ── checks ─────────────────────────────────────────────────────────────────────────────────────────────────────────
 def _device(model: Model) -> torch.device:
     return next(iter(model.params.values())).device
 
 
 def _check(model: Model, x1: Inputs, x2: Inputs | None, together: bool) -> bool:
-    """Refuse bad inputs; whether the model takes all points at once."""
+    """Check the inputs, and return whether the model takes all points at once."""
     for x in (x1,) if x2 is None else (x1, x2):
         check_inputs(x)
         if any(leaf.ndim == 0 or len(leaf) == 0 for leaf in flatten(x)[1]):
             raise InputError(
-                "Samples are counted along the first dimension of every input; pass at least one, and keep constants"
-                " inside the model."
+                "The first dimension of every input counts the samples; pass at least one sample, and store constants"
+                " in the model."
             )
     if x2 is not None and kind(x1) != kind(x2):
         raise InputError(
-            f"Samples of x1 and x2 differ in shape, dtype or device: {kind(x1)[1:]}, {kind(x2)[1:]}; make them alike."
+            f"The samples of x1 and x2 differ in shape, dtype or device: {kind(x1)[1:]}, {kind(x2)[1:]}; convert one"
+            " to match the other."
         )
     if together:
         return True
@@ -126,12 +133,12 @@ def _check(model: Model, x1: Inputs, x2: Inputs | None, together: bool) -> bool:
             shape, n = model(x1).shape, _count(x1)
         if not shape or shape[0] != n:
             raise ModelError(
-                f"The model gives outputs of shape {tuple(shape)} for {n} samples; return one row for each sample."
+                f"The model returns an output of shape {tuple(shape)} for {n} samples; return one row for each sample."
             )
         raise ModelError(
-            "The model's output for a sample depends on the other samples of the batch (batch statistics?), so it has"
-            " no kernel of its own; call net.eval(), use GroupNorm, or pass together=True for the kernel of the whole"
-            " batch."
+            "The model's output for a sample depends on the other samples of the batch, for instance through batch"
+            " statistics, so the kernel of a pair of samples is not defined; call net.eval(), use GroupNorm, or pass"
+            " together=True for the kernel of the whole batch."
         )
     return found is Coupling.WHOLE
 
@@ -139,11 +146,11 @@ def _check(model: Model, x1: Inputs, x2: Inputs | None, together: bool) -> bool:
 def _check_size(model: Model, x1: Inputs, x2: Inputs | None, readout: Readout, by_layer: bool, whole: bool) -> None:
     few = x1 if whole else _first(x1)
     with torch.no_grad():
-        out = model(few)  # bad inputs fail here, with a remedy
+        out = model(few)  # invalid inputs raise a helpful error here
     n1, n2 = _count(x1), _count(x1 if x2 is None else x2)
     if whole and (out.ndim == 0 or len(out) != n1):
         raise ModelError(
-            f"The model gives outputs of shape {tuple(out.shape)} for {n1} samples; return one row for each sample."
+            f"The model returns an output of shape {tuple(out.shape)} for {n1} samples; return one row for each sample."
         )
     k = out.numel() // (n1 if whole else 1)
     wide = readout.width(k)
@@ -152,7 +159,7 @@ def _check_size(model: Model, x1: Inputs, x2: Inputs | None, readout: Readout, b
             (readout.rows(k), k),
             out.dtype,
             out.device,
-            what="The identity over the outputs of one sample",
+            what="The identity matrix over the outputs of one sample",
             instead='pass outputs="sum", study fewer outputs with Model(net, output=…), or use TangentOperator',
         )
     check_fits((n1, n2, wide, wide), out.dtype, out.device, copies=len(model.params) if by_layer else 1)

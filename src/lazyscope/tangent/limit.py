@@ -1,21 +1,22 @@
-"""Kernels of infinitely wide fully connected nets: NNGP and NTK, by a recursion over the layers.
+"""NNGP and NTK kernels of infinitely wide fully connected networks, by a recursion over the layers.
 
-A layer is z = W x + b with independent normal entries, W of variance σ_w²/fan-in and b of variance σ_b². With
-Q the second moments of its inputs and Θ what the layers below have gathered, one layer gives
+A layer is z = W x + b with independent normal entries, W of variance σ_w²/fan-in and b of variance σ_b². Let Q be the
+second moments of the inputs of a layer, and Θ the tangent kernel of the layers below it. Then one layer gives
 
     Σ = σ_w² Q + σ_b²,    Θ ← ρ_w Q + ρ_b + σ_w² Θ,        then, through σ,    Q = E[σ(u)σ(v)],   Θ ← E[σ'(u)σ'(v)] ∘ Θ,
 
-with (u, v) normal of covariance Σ (Jacot, Gabriel, Hongler, 2018; Lee et al., 2018). The result is Σ ("nngp") or
-Θ ("ntk") of the last layer. The rates ρ say how fast the parameters move:
+where (u, v) is normal with covariance Σ (Jacot, Gabriel, Hongler, 2018; Lee et al., 2018). The result is Σ ("nngp") or
+Θ ("ntk") of the last layer. The rates ρ are the learning rates of the parameters relative to those in Σ:
 
-- NTK parametrisation, the default: W = σ_w ω/√fan-in and b = σ_b β, with the gradient in ω and β. Then ρ_w = σ_w² and
-  ρ_b = σ_b²; the limit is finite.
-- Standard parametrisation, that of `torch.nn.Linear`: the gradient in W and b themselves. Then ρ_w = fan-in, ρ_b = 1,
-  and the kernel grows with the width: same Σ, other weights on the layers. As a flow, the NTK parametrisation is
-  the standard one with learning rates σ_w²/fan-in for W and σ_b² for b.
+- In the NTK parametrisation, the default, W = σ_w ω/√fan-in and b = σ_b β, and the gradient is taken with respect to ω
+  and β. Then ρ_w = σ_w² and ρ_b = σ_b², and the limit is finite.
+- In the standard parametrisation, that of `torch.nn.Linear`, the gradient is taken with respect to W and b. Then
+  ρ_w = fan-in and ρ_b = 1, and the kernel grows with the width: Σ is the same, but the layers have other weights in Θ.
+  The gradient flow in the NTK parametrisation is that in the standard one with learning rates σ_w²/fan-in for W and
+  σ_b² for b.
 
-The first layer alone is not divided by its fan-in: W¹ has entries of variance σ_w², as in Eq. (8) of the supplement, so
-Q = x·x' there. For a net that divides, pass x/√d.
+The first layer is an exception and is not divided by its fan-in: W¹ has entries of variance σ_w², as in Eq. (8) of the
+supplement, so Q = x·x' there. For a network that divides by the fan-in, pass x/√d.
 """
 
 from __future__ import annotations
@@ -30,21 +31,23 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from lazyscope._typing import Number
 from lazyscope.ambient import without_autocast
 from lazyscope.errors import InputError, ModelError
 from lazyscope.memory import Memory
 from lazyscope.tangent.direction import half_distance, refined, unit
 from lazyscope.tangent.pairwise import by_blocks
 
-Number: TypeAlias = float | int
 PerLayer: TypeAlias = Number | Sequence[Number]
-"""One number for all layers, or one for each, the input layer first."""
+"""One number for all layers, or one number for each layer, starting with the input layer."""
 
 Kind: TypeAlias = Literal["ntk", "nngp"]
 
 NUMBERS = 24
-"""Arrays of one number per pair that are alive at once in the recursion: 12 to 16 were measured, and up to 24 in
-float32 where all inputs are parallel."""
+"""The number of arrays with one entry per pair that exist at once in the recursion.
+
+Measurements gave 12 to 16, and up to 24 in float32 if all inputs are parallel.
+"""
 
 
 @without_autocast
@@ -61,39 +64,43 @@ def limit_kernel(
     bias_rate: PerLayer | None = None,
     memory: Memory | None = None,
 ) -> Float[Tensor, "n1 n2"]:
-    """Θ(x, x') = lim Dh(w₀,x) Dh(w₀,x')ᵀ ("ntk"), or Σ(x, x') = lim E h(w₀,x) h(w₀,x')  ("nngp"), as the width grows.
+    """Compute the kernel of a fully connected network in the limit of infinite width.
 
-    For nets in the NTK parametrisation unless rates are given (see the module). Each output of a net has this kernel;
-    different outputs are independent. The defaults are Eq. (8) of the supplement with normal weights of variance 1;
-    with E‖a‖² and E(b²) its general form is `weight_variance=(E‖a‖²/d, E(b²)), weight_rate=1`.
+    The kernel is Θ(x, x') = lim Dh(w₀,x) Dh(w₀,x')ᵀ ("ntk") or Σ(x, x') = lim E h(w₀,x) h(w₀,x') ("nngp"). The network
+    is in the NTK parametrisation unless rates are given (see the module docstring). Each output of the network has this
+    kernel, and different outputs are independent. The defaults give Eq. (8) of the supplement with normal weights of
+    variance 1; its general form, with E‖a‖² and E(b²), is `weight_variance=(E‖a‖²/d, E(b²)), weight_rate=1`.
 
-    Exact to rounding, x = ±x' included, where the angle between them is not differentiable. Autograd goes through;
-    at x = ±x', where the ReLU's NTK has a kink like |x - x'|, it takes the kink's slope to be 0.
+    The result is accurate to a few rounding errors of its dtype, also near x = ±x', where the angle between the inputs
+    is not differentiable. The result can be differentiated by autograd; at x = ±x', where the NTK of the ReLU has a
+    kink like that of |x - x'|, the derivative of the kink is taken to be 0.
 
     Args:
-        x1: Inputs, (n1, d).
-        x2: Other inputs, (n2, d); x1 unless given.
-        depth: Layers of weights; 2 is one hidden layer.
-        activation: "relu", "erf" or a `Dual`, between the layers.
-        kind: "ntk" or "nngp".
-        weight_variance: σ_w² of all layers, or of each.
-        bias_variance: σ_b² of all layers, or of each.
-        weight_rate: ρ_w; `weight_variance` unless given.
-        bias_rate: ρ_b; `bias_variance` unless given.
-        memory: A bound on what is used beside the result, in bytes or as "2GB" (1 GiB on a CPU, 4 GiB on a GPU if not
-            given): less takes smaller blocks, never another result. Autograd needs more.
+        x1: The inputs, of shape (n1, d).
+        x2: Other inputs, of shape (n2, d). `None` uses `x1`.
+        depth: The number of layers of weights; 2 means one hidden layer.
+        activation: The activation between the layers: "relu", "erf" or a `Dual`.
+        kind: The kernel to compute: "ntk" or "nngp".
+        weight_variance: The variance σ_w², one number for all layers or one for each layer.
+        bias_variance: The variance σ_b², one number for all layers or one for each layer.
+        weight_rate: The rate ρ_w. `None` uses `weight_variance`.
+        bias_rate: The rate ρ_b. `None` uses `bias_variance`.
+        memory: The approximate number of bytes to use in addition to the result, as a number or a string such as
+            "2GB". The default is 1 GiB on a CPU and 4 GiB on a GPU. A smaller value uses smaller blocks and gives the
+            same result. Autograd needs more memory.
 
     Returns:
-        The kernel, (n1, n2).
+        The kernel, of shape (n1, n2).
 
     Raises:
-        InputError: If the inputs or the bound are not as said, or the result does not fit into memory.
-        ModelError: If there is no such net.
+        InputError: If the inputs or the memory bound are invalid, or the result does not fit into memory.
+        ModelError: If the depth, the activation, a variance or a rate is invalid.
 
-    >>> x = torch.tensor([[1.0, 0.0], [0.0, 1.0]], dtype=torch.float64)
-    >>> limit_kernel(x) * 2 * torch.pi  # 2π at angle 0, and 1 at π/2
-    tensor([[6.2832, 1.0000],
-            [1.0000, 6.2832]], dtype=torch.float64)
+    Example:
+        >>> x = torch.tensor([[1.0, 0.0], [0.0, 1.0]], dtype=torch.float64)
+        >>> limit_kernel(x) * 2 * torch.pi  # 2π at angle 0, and 1 at angle π/2
+        tensor([[6.2832, 1.0000],
+                [1.0000, 6.2832]], dtype=torch.float64)
     """
     check_inputs(x1, x2, 2)
     layers = stack(depth, weight_variance, bias_variance, weight_rate, bias_rate)
@@ -105,11 +112,11 @@ def limit_kernel(
     return by_blocks(block, x1, x2, numbers=NUMBERS, memory=memory, title="limit kernel")
 
 
-# ── what a layer is ────────────────────────────────────────────────────────────────────────────────────────────────
+# ── layers ─────────────────────────────────────────────────────────────────────────────────────────────────────────
 @final
 @dataclass(frozen=True)
 class Layer:
-    """z = Wx + b: the variances σ_w² (times 1/fan-in) and σ_b², the rates ρ_w (over fan-in) and ρ_b."""
+    """A layer z = Wx + b with variances σ_w²/fan-in and σ_b², and with rates ρ_w/fan-in and ρ_b."""
 
     weight_variance: float
     bias_variance: float
@@ -124,9 +131,9 @@ def stack(
     weight_rate: PerLayer | None,
     bias_rate: PerLayer | None,
 ) -> list[Layer]:
-    """The layers of a net, with the rates of the NTK parametrisation where none are given."""
+    """Create the layers of a network, with the rates of the NTK parametrisation if none are given."""
     if depth < 1:
-        raise ModelError(f"A net of depth {depth} has no layer; pass at least 1, and 2 for one hidden layer.")
+        raise ModelError(f"A network of depth {depth} has no layers; pass at least 1, and 2 for one hidden layer.")
     given = {
         "weight_variance": weight_variance,
         "bias_variance": bias_variance,
@@ -144,29 +151,29 @@ def _per_layer(name: str, value: PerLayer, depth: int) -> list[float]:
             f"{name} has {len(numbers)} values for {depth} layers; pass one number, or one for each layer."
         )
     if not all(0 <= v < math.inf for v in numbers):
-        raise ModelError(f"{name} is {value}; pass finite numbers from 0 on.")
+        raise ModelError(f"{name} is {value}; pass finite, non-negative numbers.")
     return numbers
 
 
 class Layout(ABC):
-    """How the variables of a layer lie in an image; `Dense` for a net without one."""
+    """The arrangement of the variables of a layer in an image; `Dense` for a network without images."""
 
     @abstractmethod
     def patches(self, scale: Float[Tensor, "*positions n"]) -> Float[Tensor, "*positions n offsets"]:
-        """What one output of the layer sees, in such units that its squares add to their mean over the fan-in."""
+        """The inputs of one output of the layer, scaled so that the sum of their squares is a mean over the fan-in."""
 
     @abstractmethod
     def mean(self, pairs: Float[Tensor, "*positions n1 n2"]) -> Float[Tensor, "*positions n1 n2"]:
-        """The mean over the pairs of inputs that one weight meets."""
+        """The mean over the pairs of inputs that share a weight."""
 
     @abstractmethod
     def readout(self, pairs: Float[Tensor, "*positions n1 n2"]) -> Float[Tensor, "inputs1 inputs2"]:
-        """The same for the last layer, which has one output."""
+        """The same mean for the last layer, which has one output."""
 
 
 @final
 class Dense(Layout):
-    """No positions: a layer sees all of the layer below."""
+    """A fully connected layer, which has no positions."""
 
     def patches(self, scale: Float[Tensor, "n"]) -> Float[Tensor, "n 1"]:
         return scale[:, None]
@@ -182,10 +189,11 @@ class Dense(Layout):
 @final
 @dataclass(frozen=True)
 class Covariance:
-    """E[u_i v_j] = left_i right_j c_ij, with 1-c and 1+c in place of the correlation c.
+    """The covariance E[u_i v_j] = left_i right_j c_ij, with 1-c and 1+c stored instead of the correlation c.
 
-    Both are sums of terms ≥ 0 all along, so each keeps its relative precision. c itself would not do: near ±1 its
-    rounding by 10⁻¹⁶ moves the angle arccos c, and with it E[σ'σ'] of the ReLU, by 10⁻⁸.
+    Both are sums of non-negative terms throughout the recursion, so each keeps its relative precision. Storing c itself
+    would not be accurate: near ±1, a rounding error of 10⁻¹⁶ in c changes the angle arccos c, and with it E[σ'σ'] of
+    the ReLU, by 10⁻⁸.
     """
 
     left: Float[Tensor, "*positions n1"]
@@ -197,7 +205,7 @@ class Covariance:
 
     @staticmethod
     def of(u: Float[Tensor, "*positions n1 d"], v: Float[Tensor, "*positions n2 d"]) -> Covariance:
-        """u·v: for unit vectors, 1 ∓ u·v = |u ∓ v|²/2."""
+        """The covariance u·v; for unit vectors, 1 ∓ u·v = |u ∓ v|²/2."""
         left, right = unit(u), unit(v)
         cosine = left @ right.mT
         below, above = refined(1 - cosine, left, right), refined(1 + cosine, left, -right)
@@ -216,16 +224,16 @@ class Covariance:
     @property
     def angle(self) -> Float[Tensor, "*positions n1 n2"]:
         """φ = arccos c, by tan²(φ/2) = (1 - c)/(1 + c)."""
-        # The floor lies far below rounding; under it the slope of the root is set to 0 instead of ∞.
+        # The floor is far below rounding; below it, the derivative of the root is 0 instead of ∞.
         floor = math.sqrt(torch.finfo(self.below.dtype).tiny)
         return 2 * torch.atan2(self.below.clamp(min=floor).sqrt(), self.above.clamp(min=floor).sqrt())
 
     def affine(self, layer: Layer, layout: Layout) -> Covariance:
-        """Σ = σ_w² mean(Q) + σ_b², without cancellation.
+        """Compute Σ = σ_w² mean(Q) + σ_b² without cancellation.
 
-        Let the vectors U and V hold σ_w times the scales in a patch, and σ_b. Then |U||V| ∓ E[zz'] is the sum of
-        |U||V| - U·V, which is |U||V| times half the squared distance of their directions, of σ_w² mean(scale·(1 ∓ c)),
-        and, for the lower sign, of 2σ_b².
+        Let the vectors U and V contain σ_w times the scales in a patch, and σ_b. Then |U||V| ∓ E[zz'] is the sum of
+        three terms: |U||V| - U·V, which is |U||V| times half the squared distance between their directions;
+        σ_w² mean(scale·(1 ∓ c)); and, for the lower sign, 2σ_b².
         """
         u, v = (self._seen(scale, layer, layout) for scale in (self.left, self.right))
         left, right = torch.linalg.vector_norm(u, dim=-1), torch.linalg.vector_norm(v, dim=-1)
@@ -246,7 +254,7 @@ class Covariance:
 def recursion(
     start: Covariance, layers: Sequence[Layer], dual: Dual, layout: Layout, kind: Kind
 ) -> Float[Tensor, "inputs1 inputs2"]:
-    """Σ or Θ of the last layer, from the covariance of the inputs."""
+    """Compute Σ or Θ of the last layer from the covariance of the inputs."""
     covariance, tangent = start, torch.zeros_like(start.below)
     *hidden, last = layers
     for layer in hidden:
@@ -261,20 +269,23 @@ def recursion(
 
 # ── activations ────────────────────────────────────────────────────────────────────────────────────────────────────
 class Dual(ABC):
-    """An activation σ, as what it does to a pair of normal variables of a given covariance."""
+    """An activation σ, given by its effect on a pair of normal variables with a given covariance."""
 
     @abstractmethod
     def __call__(self, covariance: Covariance) -> tuple[Covariance, Tensor]:
-        """The second moments E[σ(u)σ(v)], and E[σ'(u)σ'(v)]."""
+        """Compute the second moments E[σ(u)σ(v)] and E[σ'(u)σ'(v)]."""
 
 
 @final
 class Relu(Dual):
-    """E[σσ] = |u||v| (sin φ + (π-φ) cos φ)/2π and E[σ'σ'] = (π-φ)/2π, φ the angle (Cho, Saul, 2009, n = 1 and 0)."""
+    """The ReLU (Cho, Saul, 2009, n = 1 and 0).
+
+    With the angle φ, E[σσ] = |u||v| (sin φ + (π-φ) cos φ)/2π and E[σ'σ'] = (π-φ)/2π.
+    """
 
     def __call__(self, covariance: Covariance) -> tuple[Covariance, Tensor]:
         angle = covariance.angle
-        # σ halves second moments; the new correlation is (sin φ + (π-φ) cos φ)/π, 1 less a part of order φ² and φ³.
+        # σ halves second moments; the new correlation is (sin φ + (π-φ) cos φ)/π, which is 1 - O(φ²).
         below = covariance.below - (angle.sin() - angle * angle.cos()) / math.pi
         slope = torch.where(covariance.scale > 0, 0.5 - angle / (2 * math.pi), 0)  # σ'(0) = 0, as in torch
         half = math.sqrt(0.5)
@@ -283,22 +294,25 @@ class Relu(Dual):
 
 @final
 class Erf(Dual):
-    """E[σσ] = (2/π) arcsin(2E[uv]/√((1+2E[u²])(1+2E[v²]))), E[σ'σ'] = (4/π)/√D (Williams, 1997; D below)."""
+    """The error function (Williams, 1997).
+
+    E[σσ] = (2/π) arcsin(2E[uv]/√((1+2E[u²])(1+2E[v²]))) and E[σ'σ'] = (4/π)/√D, with D defined in the code.
+    """
 
     def __call__(self, covariance: Covariance) -> tuple[Covariance, Tensor]:
         q1, q2 = covariance.left.square()[..., :, None], covariance.right.square()[..., None, :]
-        # D = (1+2q₁)(1+2q₂) - 4E[uv]² without its cancellation; arcsin s = arctan(s/√(1-s²)) for the same reason.
+        # D = (1+2q₁)(1+2q₂) - 4E[uv]² without cancellation; arcsin s = arctan(s/√(1-s²)) for the same reason.
         root = (1 + 2 * q1 + 2 * q2 + 4 * q1 * q2 * covariance.below * covariance.above).sqrt()
         product = 2 / math.pi * torch.atan2(2 * covariance.product, root)
         left, right = (self._scale(scale) for scale in (covariance.left, covariance.right))
         correlation = product / (left[..., :, None] * right[..., None, :])
-        # erf and all its moments are smooth in c: rounding at c = ±1 is harmless here, but must not leave [0, 2].
+        # erf and its moments are smooth in c, so rounding at c = ±1 is harmless; the values must stay in [0, 2].
         below, above = (1 - correlation).clamp(min=0), (1 + correlation).clamp(min=0)
         return Covariance(left, right, below, above), 4 / math.pi / root
 
     @staticmethod
     def _scale(scale: Tensor) -> Tensor:
-        """√E[σ(u)²] for u of standard deviation `scale`."""
+        """Compute √E[σ(u)²] for u of standard deviation `scale`."""
         q = scale.square()
         second_moment = 2 / math.pi * torch.atan2(2 * q, (1 + 4 * q).sqrt())
         return second_moment.clamp(min=math.sqrt(torch.finfo(q.dtype).tiny)).sqrt()
@@ -307,9 +321,9 @@ class Erf(Dual):
 DUALS: dict[str, Dual] = {"relu": Relu(), "erf": Erf()}
 
 
-# ── doors ──────────────────────────────────────────────────────────────────────────────────────────────────────────
+# ── checks ─────────────────────────────────────────────────────────────────────────────────────────────────────────
 def find_dual(activation: str | Dual) -> Dual:
-    """The activation itself, or the one of that name."""
+    """Return the activation itself, or the one with the given name."""
     if isinstance(activation, Dual):
         return activation
     if activation not in DUALS:
@@ -318,16 +332,17 @@ def find_dual(activation: str | Dual) -> Dual:
 
 
 def check_inputs(x1: Tensor, x2: Tensor | None, ndim: int) -> None:
-    """Floating, finite, of `ndim` dimensions, and alike."""
+    """Check that the inputs are finite floating-point tensors with `ndim` dimensions that match each other."""
     for x in (x1,) if x2 is None else (x1, x2):
         if x.ndim != ndim or x.shape[1:] != x1.shape[1:]:
             shape = "(n, d)" if ndim == 2 else "(n, channels, height, width)"
             raise InputError(
-                f"The inputs must have one shape {shape}, not {tuple(x1.shape)}, {tuple(x.shape)}; reshape."
+                f"The inputs must have shape {shape}, alike but for n, and have {tuple(x1.shape)} and"
+                f" {tuple(x.shape)}; reshape them."
             )
         if not x.is_floating_point() or x.dtype != x1.dtype or x.device != x1.device:
             raise InputError(
-                "The inputs must be floating tensors of one dtype on one device; bring them together by `.to`."
+                "The inputs must be floating-point tensors of one dtype on one device; convert them with `.to`."
             )
         if not bool(x.isfinite().all()):
             raise InputError("The inputs contain NaN or infinity; clean them, for instance with torch.nan_to_num.")

@@ -1,4 +1,4 @@
-"""Kernels of convolutional nets with infinitely many channels: CNN-GP and CNTK."""
+"""Kernels of convolutional networks with infinitely many channels: CNN-GP and CNTK."""
 
 from __future__ import annotations
 
@@ -47,47 +47,50 @@ def limit_kernel_convolution(
     bias_rate: PerLayer | None = None,
     memory: Memory | None = None,
 ) -> Float[Tensor, "n1 n2"]:
-    """Θ(x, x') or Σ(x, x') as in `limit_kernel`, for depth-1 convolutions and a linear readout, as the channels grow.
+    """Compute the kernel of a convolutional network in the limit of infinitely many channels.
 
-    The recursion is that of fully connected nets with a covariance for every pair of positions, and each convolution
-    takes its mean along the kernel's offsets o (Arora et al., 2019, CNTK; Novak et al., 2019, CNN-GP):
+    The network has depth - 1 convolutions and a linear readout, and the kernel is Θ(x, x') or Σ(x, x') as in
+    `limit_kernel`. The recursion is that of fully connected networks with a covariance for every pair of positions, and
+    each convolution takes the mean over the offsets o of its kernel (Arora et al., 2019, CNTK; Novak et al., 2019,
+    CNN-GP):
 
         Σ(p, p') = σ_w² mean_o Q(p+o, p'+o) + σ_b²,        Q = 0 beyond the border (stride 1, 'same' zero padding).
 
-    The fan-in of a convolution is kernel_size² channels; of the image's own channels, as of the inputs of
-    `limit_kernel`, it counts none: pass x/√c for a net that does. The readout sees all positions flattened, so that
-    only p = p' matters, or, `pooled`, their mean (global average pooling), which needs all pairs: time and memory
-    then grow with the fourth power of the image's side.
+    The fan-in of a convolution is kernel_size² times the number of channels. As in `limit_kernel`, the channels of the
+    input images are not counted; pass x/√c for a network that divides by their number. The readout takes all positions
+    flattened, so that only p = p' matters. If `pooled`, it takes the mean over the positions (global average pooling),
+    which needs all pairs of positions: time and memory then grow with the fourth power of the side of the images.
 
     Args:
-        x1: Images, (n1, channels, height, width).
-        x2: Other images, (n2, channels, height, width); x1 unless given.
-        depth: Layers of weights, the readout included.
-        pooled: Whether the readout sees the mean over the positions.
-        kernel_size: The side of the convolutions' kernels, odd.
-        activation: "relu", "erf" or a `Dual`, between the layers.
-        kind: "ntk" or "nngp".
-        weight_variance: σ_w² of all layers, or of each.
-        bias_variance: σ_b² of all layers, or of each.
-        weight_rate: ρ_w; `weight_variance` unless given.
-        bias_rate: ρ_b; `bias_variance` unless given.
-        memory: A bound on what is used beside the result, in bytes or as "2GB", as in `limit_kernel`; a pair of images
-            is the least.
+        x1: The images, of shape (n1, channels, height, width).
+        x2: Other images, of shape (n2, channels, height, width). `None` uses `x1`.
+        depth: The number of layers of weights, including the readout.
+        pooled: Whether the readout takes the mean over the positions.
+        kernel_size: The side of the convolution kernels, an odd number.
+        activation: The activation between the layers: "relu", "erf" or a `Dual`.
+        kind: The kernel to compute: "ntk" or "nngp".
+        weight_variance: The variance σ_w², one number for all layers or one for each layer.
+        bias_variance: The variance σ_b², one number for all layers or one for each layer.
+        weight_rate: The rate ρ_w. `None` uses `weight_variance`.
+        bias_rate: The rate ρ_b. `None` uses `bias_variance`.
+        memory: The approximate number of bytes to use in addition to the result, as a number or a string such as
+            "2GB", as in `limit_kernel`. At least one pair of images is processed at a time.
 
     Returns:
-        The kernel, (n1, n2).
+        The kernel, of shape (n1, n2).
 
     Raises:
-        InputError: If the images or the bound are not as said, or the result does not fit into memory.
-        ModelError: If there is no such net.
+        InputError: If the images or the memory bound are invalid, or the result does not fit into memory.
+        ModelError: If the depth, the kernel size, the activation, a variance or a rate is invalid.
 
-    >>> x = torch.ones(1, 1, 1, 1, dtype=torch.float64)  # of the 9 offsets, one is inside
-    >>> limit_kernel_convolution(x, weight_variance=(9.0, 1.0))
-    tensor([[1.]], dtype=torch.float64)
+    Example:
+        >>> x = torch.ones(1, 1, 1, 1, dtype=torch.float64)  # only one of the 9 offsets is inside the image
+        >>> limit_kernel_convolution(x, weight_variance=(9.0, 1.0))
+        tensor([[1.]], dtype=torch.float64)
     """
     check_inputs(x1, x2, 4)
     if kernel_size < 1 or kernel_size % 2 == 0:
-        raise ModelError(f"A kernel of size {kernel_size} has no centre for 'same' padding; pass an odd one.")
+        raise ModelError(f"A kernel of size {kernel_size} has no centre for 'same' padding; pass an odd size.")
     layers = stack(depth, weight_variance, bias_variance, weight_rate, bias_rate)
     dual = find_dual(activation)
     height, width = x1.shape[-2:]
@@ -104,7 +107,7 @@ def limit_kernel_convolution(
 
 @dataclass(frozen=True)
 class _Grid(Layout):
-    """The positions of an image, and the offsets of a kernel."""
+    """The positions of an image and the offsets of a kernel."""
 
     kernel_size: int
     height: int
@@ -112,10 +115,10 @@ class _Grid(Layout):
 
     @abstractmethod
     def pixels(self, x: Float[Tensor, "n c h w"]) -> Float[Tensor, "*positions m c"]:
-        """The variables of the images."""
+        """The pixels of the images as the variables of the recursion."""
 
     def _shifted(self, value: Tensor, dims: Sequence[int]) -> list[Tensor]:
-        """`value` moved by each offset along all of `dims` at once, 0 beyond the border."""
+        """Shift `value` by each offset along all of `dims` at once, with 0 beyond the border."""
         reach = self.kernel_size // 2
         margins = [reach if dim in dims else 0 for dim in reversed(range(value.ndim)) for _ in range(2)]
         padded, moved = pad(value, margins), []
@@ -127,13 +130,13 @@ class _Grid(Layout):
         return moved
 
     def _window_mean(self, value: Tensor, *axes: Sequence[int]) -> Tensor:
-        """The mean over the offsets, one axis of the image after the other; `axes` are its dimensions in `value`."""
+        """Compute the mean over the offsets, along one axis of the image after the other."""
         for dims in axes:
             value = reduce(torch.add, self._shifted(value, dims)) / self.kernel_size
         return value
 
     def _windows(self, image: Tensor, vertical: int, horizontal: int) -> Tensor:
-        """All offsets side by side as last dimension, divided by kernel_size so that squares add to their mean."""
+        """Stack all offsets as the last dimension, divided by kernel_size so that the sum of squares is a mean."""
         rows = self._shifted(image, [vertical])
         windows = [part for row in rows for part in self._shifted(row, [horizontal])]
         return torch.stack(windows, dim=-1) / self.kernel_size
@@ -141,7 +144,7 @@ class _Grid(Layout):
 
 @final
 class Places(_Grid):
-    """Pairs of images at one position: (position, n1, n2)."""
+    """Pairs of images at the same position, of shape (position, n1, n2)."""
 
     def pixels(self, x: Float[Tensor, "n c h w"]) -> Float[Tensor, "hw n c"]:
         return x.flatten(2).permute(2, 0, 1)
@@ -158,7 +161,7 @@ class Places(_Grid):
 
 @final
 class Pairs(_Grid):
-    """Pairs of images and of positions: (n1·position, n2·position)."""
+    """Pairs of images and of positions, of shape (n1·position, n2·position)."""
 
     def pixels(self, x: Float[Tensor, "n c h w"]) -> Float[Tensor, "nhw c"]:
         return x.permute(0, 2, 3, 1).flatten(0, 2)

@@ -1,4 +1,4 @@
-"""The tangent kernel Dh(w₀)Dh(w₀)ᵀ as an operator: products by one VJP and one JVP, nothing stored."""
+"""The tangent kernel Dh(w₀)Dh(w₀)ᵀ as a linear operator, whose products need one VJP and one JVP per column."""
 
 from __future__ import annotations
 
@@ -15,20 +15,23 @@ from lazyscope.tangent.kernel import tangent_kernel
 
 
 class TangentOperator(Symmetric):
-    """u ↦ Dh(w₀)Dh(w₀)ᵀu, (nk × nk), symmetric and positive semi-definite; one VJP and one JVP a column.
+    """The tangent kernel of a model as a matrix-free linear operator.
 
-    Rows and columns are the outputs of all points, flattened as `model(x).flatten()`; the products are Euclidean (no
-    1/n). The dense twin is the structured kernel, (n, n, k, k) laid out as a matrix.
+    The operator maps u to Dh(w₀)Dh(w₀)ᵀu. It is an (nk × nk) symmetric positive semi-definite matrix that is never
+    formed: each column of a product needs one VJP and one JVP. The rows and columns correspond to
+    `model(x).flatten()`, and the inner product is Euclidean, without a factor 1/n. `to_dense()` returns the kernel of
+    `tangent_kernel`, of shape (n, n, k, k), reshaped to this matrix.
 
     Args:
-        model: A model or a module.
+        model: The module or `Model` to study.
         x: The inputs of n points.
-        batch: Points that pass at a time; a model whose outputs depend on other points of its batch is refused unless
-            all points fit into one.
+        batch: The number of points to evaluate at a time. If the output for one point depends on the other points of
+            its batch, all points must fit into one batch.
 
-    >>> operator = TangentOperator(Model(torch.nn.Linear(3, 2)), torch.eye(3))
-    >>> operator.shape, (operator @ torch.ones(6)).tolist()
-    ((6, 6), [4.0, 4.0, 4.0, 4.0, 4.0, 4.0])
+    Example:
+        >>> operator = TangentOperator(torch.nn.Linear(3, 2), torch.eye(3))
+        >>> operator.shape, (operator @ torch.ones(6)).tolist()
+        ((6, 6), [4.0, 4.0, 4.0, 4.0, 4.0, 4.0])
     """
 
     def __init__(self, model: Model | nn.Module, x: Inputs, *, batch: int = 128) -> None:
@@ -47,6 +50,6 @@ class TangentOperator(Symmetric):
 
 
 def as_matrix(kernel: Float[Tensor, "n1 n2 k k"]) -> Float[Tensor, "rows columns"]:
-    """The kernel (n1, n2, k, k) as an (n1·k × n2·k) matrix, the outputs of one point side by side."""
+    """Reshape a kernel (n1, n2, k, k) to an (n1·k × n2·k) matrix in which the outputs of a point are adjacent."""
     n1, n2, k, _ = kernel.shape
     return kernel.permute(0, 2, 1, 3).reshape(n1 * k, n2 * k)

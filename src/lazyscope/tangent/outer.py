@@ -1,9 +1,9 @@
-"""Per-sample gradients that are sums of outer products, kept as their two factors.
+"""Per-sample gradients that are sums of outer products, stored as their two factors.
 
     ∂h_a(x_i)/∂W = Σ_p D_{ip}ᵃ ⊗ A_{ip}
 
-A slab is a part of the columns of the Jacobian of one parameter, (n, k, columns); the slabs of a parameter together are
-that Jacobian, and no more than one of them exists at a time.
+A slab is a block of columns of the Jacobian of one parameter, of shape (n, k, columns). The slabs of a parameter
+together form its Jacobian, and only one of them exists at a time.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class Dense:
-    """Inputs A of a matrix product or the patches of a convolution: (n, groups, positions, inputs)."""
+    """The inputs A of a matrix product or the patches of a convolution, of shape (n, groups, positions, inputs)."""
 
     values: Tensor
 
     @property
     def columns(self) -> int:
-        """The columns of the weight that the inputs meet."""
+        """The number of columns of the weight that the inputs are multiplied with."""
         return self.values.shape[-1]
 
     def __getitem__(self, rows: slice) -> Dense:
@@ -35,11 +35,11 @@ class Dense:
         return Dense(self.values[:, each : each + 1])
 
     def gram(self, other: Dense) -> Tensor:
-        """A Aᵀ over all pairs of samples and positions, for one group."""
+        """Compute A Aᵀ over all pairs of samples and positions, for one group."""
         return self.values.flatten(0, 2) @ other.values.flatten(0, 2).T
 
     def outer(self, right: Tensor) -> Tensor:
-        """Σ_p D_p ⊗ A_p: (n, k, groups · outputs, inputs)."""
+        """Compute Σ_p D_p ⊗ A_p, of shape (n, k, groups · outputs, inputs)."""
         n, k, groups, positions, outputs = right.shape
         by_sample = right.permute(0, 2, 1, 4, 3).reshape(n * groups, k * outputs, positions)
         inputs = self.columns
@@ -47,7 +47,7 @@ class Dense:
         return product.view(n, groups, k, outputs, inputs).transpose(1, 2).reshape(n, k, groups * outputs, inputs)
 
     def slabs(self, right: Tensor, width: int) -> Iterator[Tensor]:
-        """The outer products, some groups or some outputs at a time."""
+        """Yield the outer products for some groups or some outputs at a time."""
         groups, outputs = right.shape[2], right.shape[4]
         some = min(outputs, max(1, width // self.columns))
         many = max(1, width // (outputs * self.columns))
@@ -56,7 +56,7 @@ class Dense:
                 yield Dense(self.values[:, g : g + many]).outer(right[:, :, g : g + many, :, o : o + some]).flatten(2)
 
     def rows(self, right: Tensor, part: slice) -> Tensor:
-        """The rows `part` of Aᵀ D, for weights whose rows meet the inputs: (n, k, rows, outputs)."""
+        """Compute the rows `part` of Aᵀ D, (n, k, rows, outputs), for weights whose rows correspond to the inputs."""
         return Dense(self.values[..., part]).outer(right).transpose(2, 3)
 
     def join(self, others: Sequence[Dense]) -> Dense:
@@ -66,7 +66,7 @@ class Dense:
 
 @dataclass(frozen=True)
 class OneHot:
-    """Indices into the rows of an embedding: (n, positions), standing for the unit vectors of the rows."""
+    """Indices of rows of an embedding, of shape (n, positions), which stand for the unit vectors of the rows."""
 
     index: Tensor
     columns: int
@@ -75,30 +75,30 @@ class OneHot:
         return OneHot(self.index[rows], self.columns)
 
     def group(self, each: int) -> OneHot:
-        """An embedding has one group."""
+        """The indices themselves, since an embedding has one group."""
         return self
 
     def gram(self, other: OneHot) -> Tensor:
-        """1 where two positions hold the same index."""
+        """A matrix that is 1 where two positions have the same index."""
         return self.index.flatten()[:, None] == other.index.flatten()
 
     def outer(self, right: Tensor) -> Tensor:
-        """Σ_p D_p ⊗ e_p: (n, k, outputs, rows of the embedding)."""
+        """Compute Σ_p D_p ⊗ e_p, of shape (n, k, outputs, rows of the embedding)."""
         return self.rows(right, slice(0, self.columns)).transpose(2, 3)
 
     def slabs(self, right: Tensor, width: int) -> Iterator[Tensor]:
-        """Some rows of the embedding at a time."""
+        """Yield the gradient for some rows of the embedding at a time."""
         some = max(1, width // right.shape[-1])
         for start in range(0, self.columns, some):
             yield self.rows(right, slice(start, min(start + some, self.columns))).flatten(2)
 
     def rows(self, right: Tensor, part: slice) -> Tensor:
-        """The gradient of the rows `part` of the embedding: (n, k, rows, outputs)."""
+        """Compute the gradient of the rows `part` of the embedding, of shape (n, k, rows, outputs)."""
         n, k, _, positions, outputs = right.shape
         count = part.stop - part.start
         inside = (self.index >= part.start) & (self.index < part.stop)
         place = torch.where(inside, self.index - part.start, count)[:, None, :, None].expand(n, k, positions, outputs)
-        into = right.new_zeros(n, k, count + 1, outputs)  # the last row collects what lies outside
+        into = right.new_zeros(n, k, count + 1, outputs)  # the last row collects the indices outside `part`
         return into.scatter_add_(2, place, right[:, :, 0])[:, :, :count]
 
     def join(self, others: Sequence[OneHot]) -> OneHot:
@@ -108,26 +108,26 @@ class OneHot:
 
 @dataclass(frozen=True)
 class Outer:
-    """The factors of one weight, and of the bias beside it where `bias`: it meets the constant input 1."""
+    """The factors of one weight and, if `bias`, of its bias, which is multiplied by the constant input 1."""
 
     left: Dense | OneHot
     right: Tensor  # D: (n, k, groups, positions, outputs)
     bias: bool = False
 
     def slabs(self, width: int) -> Iterator[Tensor]:
-        """The Jacobian of the weight, `width` columns at a time."""
+        """Yield the Jacobian of the weight, about `width` columns at a time."""
         yield from self.left.slabs(self.right, width)
         if self.bias:
             yield self.right.sum(3).flatten(2)
 
     def merged(self) -> Outer:
-        """The same with the outputs of the model as further outputs of the layer: the kernel is summed over them."""
+        """Treat the outputs of the model as further outputs of the layer, so that the kernel is summed over them."""
         n, k, groups, positions, outputs = self.right.shape
         return replace(self, right=self.right.permute(0, 2, 3, 1, 4).reshape(n, 1, groups, positions, k * outputs))
 
     @staticmethod
     def join(parts: Sequence[Outer], bias: bool) -> Outer:
-        """A layer used several times: its positions are those of all its uses."""
+        """Join the uses of a layer that is used several times; its positions are those of all uses."""
         first, *rest = parts
         if not rest:
             return replace(first, bias=bias)
@@ -137,13 +137,13 @@ class Outer:
 
 @dataclass(frozen=True)
 class Tied:
-    """Several sites of one matrix in different roles, as an embedding that is also the output layer."""
+    """Several sites that use one matrix in different roles, such as an embedding that is also the output layer."""
 
-    parts: tuple[tuple[Outer, bool], ...]  # and whether the outputs of the site are the rows of the matrix
+    parts: tuple[tuple[Outer, bool], ...]  # the bool tells whether the outputs of the site are the rows of the matrix
     shape: tuple[int, int]
 
     def slabs(self, width: int) -> Iterator[Tensor]:
-        """The sum of the sites, some rows of the matrix at a time."""
+        """Yield the sum over the sites, for some rows of the matrix at a time."""
         some = max(1, width // self.shape[1])
         for start in range(0, self.shape[0], some):
             rows = slice(start, min(start + some, self.shape[0]))
@@ -156,12 +156,12 @@ class Tied:
 
 @dataclass(frozen=True)
 class Whole:
-    """A Jacobian that is there as a whole: (n, k, columns)."""
+    """A Jacobian that is stored as a whole, of shape (n, k, columns)."""
 
     jacobian: Tensor
 
     def slabs(self, width: int) -> Iterator[Tensor]:
-        """All of it, some columns at a time."""
+        """Yield the Jacobian, some columns at a time."""
         yield from self.jacobian.split(max(1, width), 2)
 
     def merged(self) -> Merged:
@@ -171,21 +171,21 @@ class Whole:
 
 @dataclass(frozen=True)
 class Merged:
-    """The slabs of another, with outputs as further columns: (n, 1, k · columns)."""
+    """The slabs of another Jacobian, with the outputs as further columns: (n, 1, k · columns)."""
 
     source: Tied | Whole
 
     def slabs(self, width: int) -> Iterator[Tensor]:
-        """(n, 1, k · columns), some at a time."""
+        """Yield slabs of shape (n, 1, k · columns)."""
         for slab in self.source.slabs(width):
             yield slab.reshape(len(slab), 1, math.prod(slab.shape[1:]))
 
 
 Parts = Outer | Tied | Whole
-"""The Jacobian of a parameter, outputs apart."""
+"""The Jacobian of a parameter, with separate outputs."""
 
 Jacobian = Parts | Merged
-"""Anything that comes in slabs."""
+"""Any Jacobian that can be computed in slabs."""
 
 
 def _rows(outer: Outer, rows_first: bool, rows: slice) -> Tensor:

@@ -1,4 +1,4 @@
-"""Kernels of pairs of inputs, block by block, so that what is alive beside the result stays within a bound."""
+"""Kernels of pairs of inputs, computed block by block to bound the memory used in addition to the result."""
 
 from __future__ import annotations
 
@@ -15,34 +15,37 @@ from lazyscope.memory import Memory, check_fits, default_memory, parse_memory
 from lazyscope.progress import track
 
 Block: TypeAlias = Callable[[Tensor, Tensor], Tensor]
-"""Inputs (n1, …) and (n2, …) ↦ their kernel (n1, n2)."""
+"""A function from inputs (n1, …) and (n2, …) to their kernel (n1, n2)."""
 
 DEFAULT = {"cpu": 1 << 30, "cuda": 4 << 30}
-"""Bytes beside the kernel itself where nobody says, unless that is more than half of what is free."""
+"""The default number of bytes in addition to the kernel itself, unless that is more than half of the free memory."""
 
 
 def by_blocks(
     block: Block, x1: Tensor, x2: Tensor | None, *, numbers: int, memory: Memory | None, title: str
 ) -> Float[Tensor, "n1 n2"]:
-    """The kernel of all pairs; exactly symmetric where x2 is x1.
+    """Compute the kernel of all pairs of inputs; it is symmetric to the last bit if `x2` is `None`.
 
     Args:
-        block: Computes the kernel of some of the inputs.
-        x1: Inputs, (n1, …).
-        x2: Others, (n2, …), or None for x1 again: then only blocks on and above the diagonal are computed.
-        numbers: How many numbers of the dtype of x1 are alive at once for one pair while its block is computed.
-        memory: A bound on the bytes of these, or a text such as "2GB". A block has one pair at least.
-        title: What is computed, for the line of progress and for the error.
+        block: A function that computes the kernel of some of the inputs.
+        x1: The inputs, of shape (n1, …).
+        x2: The other inputs, of shape (n2, …). `None` uses `x1`, and then only blocks on and above the diagonal are
+            computed.
+        numbers: The number of entries of the dtype of `x1` that exist at once per pair while its block is computed.
+        memory: A bound on the bytes of these entries, as a number or a string such as "2GB". A block has at least one
+            pair.
+        title: What is computed, for the progress bar and for error messages.
 
     Returns:
-        The kernel. Autograd goes through, and then holds what it needs of all blocks.
+        The kernel, of shape (n1, n2). Autograd differentiates through it, and then keeps the intermediate results of
+        all blocks.
 
     Raises:
         InputError: If the kernel itself does not fit into memory.
     """
     n1, n2 = len(x1), len(x1 if x2 is None else x2)
     bound = parse_memory(memory) or default_memory(x1.device, DEFAULT)
-    check_fits((n1, n2), x1.dtype, x1.device, what=f"The {title}", instead="take fewer points, or some rows at a time")
+    check_fits((n1, n2), x1.dtype, x1.device, what=f"The {title}", instead="use fewer points, or some rows at a time")
     side = math.isqrt(bound // (numbers * x1.element_size()))
     rows, columns = _even(n1, side), _even(n2, side)
     pairs = [(i, j) for i, j in product(rows, columns) if x2 is not None or i.start <= j.start]
@@ -52,7 +55,7 @@ def by_blocks(
     for i, j in track(pairs, title):
         part = block(x1[i], (x1 if x2 is None else x2)[j])
         if x2 is None and i == j:
-            part = (part + part.T) / 2  # a matrix product is symmetric to rounding only
+            part = (part + part.T) / 2  # a matrix product is only symmetric to rounding
         if kernel is None:
             parts[i.start, j.start] = part
         else:
@@ -63,7 +66,7 @@ def by_blocks(
 
 
 def _joined(parts: dict[tuple[int, int], Tensor], rows: list[slice], columns: list[slice]) -> Tensor:
-    """The parts side by side, those below the diagonal from above it where they are missing."""
+    """Join the parts; parts below the diagonal that are missing are the transposes of those above it."""
     if len(parts) == 1:
         return next(iter(parts.values()))
 
@@ -74,7 +77,7 @@ def _joined(parts: dict[tuple[int, int], Tensor], rows: list[slice], columns: li
 
 
 def _even(n: int, side: int) -> list[slice]:
-    """As many slices as blocks of this side need, of nearly equal size."""
+    """Split `n` items into slices of nearly equal size, of at most `side` items each."""
     count = max(1, -(-n // max(1, side)))
     size = max(1, -(-n // count))
     return [slice(start, min(start + size, n)) for start in range(0, n, size)]

@@ -1,4 +1,4 @@
-"""Which kernel of a model with k outputs: all of K^{ab}, its mean trace, or that of the sum of outputs."""
+"""The kernel to return for a model with k outputs: all of K^{ab}, its mean trace, or that of the sum of outputs."""
 
 from __future__ import annotations
 
@@ -11,31 +11,31 @@ from lazyscope.tangent.outer import Jacobian, Parts
 
 
 class Readout(abc.ABC):
-    """The outputs whose gradients are taken, and what their kernel (n1, k, n2, k) becomes in the end."""
+    """The combinations of outputs whose gradients are taken, and the final form of their kernel (n1, k, n2, k)."""
 
     @abc.abstractmethod
     def cotangents(self, output: Tensor) -> Tensor:
-        """The outputs to pull back, as rows of combinations of those of one sample."""
+        """The linear combinations of the outputs of one sample to pull back, as rows."""
 
     def width(self, k: int) -> int:
-        """The outputs that the kernel tells apart."""
+        """The number of outputs that the kernel distinguishes."""
         return 1
 
     def rows(self, k: int) -> int:
-        """How many combinations of the outputs are pulled back."""
+        """The number of combinations of the outputs that are pulled back."""
         return k
 
     def jacobian(self, jacobian: Parts) -> Jacobian:
-        """The Jacobian whose kernel is wanted."""
+        """The Jacobian whose kernel is computed."""
         return jacobian
 
     @abc.abstractmethod
     def finish(self, kernel: Tensor, k: int) -> Tensor:
-        """The kernel as users see it."""
+        """The kernel as it is returned to the user."""
 
 
 class Full(Readout):
-    """K_{ij}^{ab}: (n1, n2, k, k), a view of the matrix over (i, a) and (j, b)."""
+    """K_{ij}^{ab}, of shape (n1, n2, k, k), a view of the matrix over (i, a) and (j, b)."""
 
     def cotangents(self, output: Tensor) -> Tensor:
         return torch.eye(output.numel(), dtype=output.dtype, device=output.device)
@@ -48,7 +48,7 @@ class Full(Readout):
 
 
 class Trace(Readout):
-    """(1/k) Σ_a K_{ij}^{aa}: (n1, n2)."""
+    """(1/k) Σ_a K_{ij}^{aa}, of shape (n1, n2)."""
 
     def cotangents(self, output: Tensor) -> Tensor:
         return torch.eye(output.numel(), dtype=output.dtype, device=output.device)
@@ -61,7 +61,7 @@ class Trace(Readout):
 
 
 class Sum(Readout):
-    """Σ_{ab} K_{ij}^{ab}: (n1, n2)."""
+    """Σ_{ab} K_{ij}^{ab}, of shape (n1, n2)."""
 
     def rows(self, k: int) -> int:
         return 1

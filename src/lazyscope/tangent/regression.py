@@ -1,4 +1,4 @@
-"""Kernel ridge regression from a kernel on disk, and its predictions at new points, by tiles that are never stored."""
+"""Kernel ridge regression with a kernel on disk; kernels for predictions at new points are computed tile by tile."""
 
 from __future__ import annotations
 
@@ -38,25 +38,38 @@ def kernel_regression(
     tolerance: float | None = None,
     iterations: int | None = None,
 ) -> Regression:
-    """f(x) = ȳ + K(x, X)c with (K + λsI)c = y - ȳ, for targets y (n, k), or m sets of them (n, k, m), at once.
+    """Fit kernel ridge regression with a tangent kernel stored on disk.
 
-    λ, the ridge, counts in units of s = tr(K)/nk, so that it means the same for all sizes and scales; ȳ is the mean of
-    each output. By conjugate gradients: an iteration reads the kernel once for all sets, on the tiles' own client if
-    they have one, and memory holds a tile and a few vectors. Not converging is a result: see `solution`.
+    The fit is f(x) = ȳ + K(x, X)c with (K + λsI)c = y - ȳ, where ȳ is the mean of each output over the points and
+    s = tr(K)/nk makes the ridge λ independent of the number of points and of the scale of the kernel. The equation is
+    solved by conjugate gradients. Each iteration reads the kernel once for all sets of targets, on the Dask client of
+    `tiles` if it has one, and only a tile and a few vectors are held in memory. The function returns even if the
+    iteration does not converge; `Regression.solution` reports this.
 
     Args:
         tiles: The kernel on disk, from `tangent_kernel_to_zarr`.
-        y: Targets (n, k), or m sets of them, (n, k, m): a tensor, array or nested list of numbers. Class indices, as
-            integers of shape (n,), stand for one-hot rows.
-        ridge: λ, positive.
-        tolerance: Of the equation's residual, as in `lazyscope.linalg.conjugate_gradients`.
-        iterations: The largest number of iterations of conjugate gradients.
+        y: The targets as a tensor, an array or a nested list of numbers, of shape (n, k), or (n, k, m) for m sets of
+            targets that are fitted at once. Integers of shape (n,) are class indices and stand for one-hot rows.
+        ridge: The ridge λ, a positive number in units of s.
+        tolerance: The tolerance on the relative residual, as in `lazyscope.linalg.conjugate_gradients`.
+        iterations: The maximum number of iterations of conjugate gradients. `None` uses the default of
+            `lazyscope.linalg.conjugate_gradients`.
 
     Returns:
-        The fit.
+        The fit, which predicts at new points.
 
     Raises:
-        InputError: If the targets do not fit the kernel or hold NaN, or the ridge is not positive.
+        InputError: If the targets do not match the kernel or contain NaN, or the ridge is not positive.
+
+    Example:
+        >>> import tempfile
+        >>> from pathlib import Path
+        >>> from lazyscope.tangent import tangent_kernel_to_zarr
+        >>> net, x = torch.nn.Linear(3, 1), torch.eye(3)
+        >>> tiles = tangent_kernel_to_zarr(net, x, Path(tempfile.mkdtemp()) / "kernel")
+        >>> fit = kernel_regression(tiles, [[1.0], [0.0], [-1.0]], ridge=1e-8)
+        >>> [round(value, 4) for value in fit.predict(net, x, x).flatten().abs().tolist()]
+        [1.0, 0.0, 1.0]
     """
     n, _, k, _ = tiles.shape
     y = as_target(y, torch.empty(0, dtype=torch.float64, device="cpu"))
@@ -65,11 +78,11 @@ def kernel_regression(
         y = one_hot(y.long(), k)
     if y.shape[:2] != (n, k) or y.ndim > 3:
         raise InputError(
-            f"The kernel is of {n} points with {k} outputs, but the targets have shape {tuple(y.shape)}; pass"
-            f" ({n}, {k}), or ({n}, {k}, m) for m sets."
+            f"The kernel has {n} points with {k} outputs, but the targets have shape {tuple(y.shape)}; pass targets of"
+            f" shape ({n}, {k}), or ({n}, {k}, m) for m sets."
         )
     if not bool(y.isfinite().all()):
-        raise InputError("The targets hold NaN or infinite values; clean them first.")
+        raise InputError("The targets contain NaN or infinite values; clean them first.")
     if not 0 < ridge < float("inf"):
         raise InputError(f"The ridge is {ridge}; pass a positive, finite number, such as 1e-3.")
     targets = y.detach().to("cpu", torch.float64).reshape(n, k, -1)
@@ -83,13 +96,18 @@ def kernel_regression(
 @final
 @dataclass(frozen=True)
 class Regression:
-    """A fit: coefficients, what is left of their equation and whether that is little (`solution`), and the mean ȳ."""
+    """A fit of kernel ridge regression, as returned by `kernel_regression`."""
 
     tiles: KernelTiles
+    """The kernel on disk."""
     solution: Solution
+    """The coefficients c, with the residual of their equation and whether conjugate gradients converged."""
     mean: Float64[Tensor, "k sets"]
+    """The mean ȳ of each output, for each set of targets."""
     ridge: float
+    """The ridge λ, in units of tr(K)/nk."""
     single: bool
+    """Whether there is one set of targets, so that predictions have shape (n', k)."""
 
     @without_autocast
     def predict(
@@ -101,28 +119,30 @@ class Regression:
         memory: Memory | None = None,
         client: distributed.Client | None = None,
     ) -> Tensor:
-        """f at new points, in float64.
+        """Evaluate the fit at new points.
 
-        K(new, X) is computed a tile at a time, multiplied and forgotten; on the client's workers where one is given.
+        The kernel K(new, X) is computed and multiplied one tile at a time, and is not stored.
 
         Args:
-            model: The model that the kernel was made from.
-            x: The points that the kernel was made from.
-            new: n' points like them.
-            memory: A bound, about, on the bytes that one tile takes; "2GB" is understood.
-            client: A Dask client, whose workers then compute the tiles.
+            model: The model that the kernel was computed from.
+            x: The points that the kernel was computed from.
+            new: The inputs of n' new points.
+            memory: The approximate number of bytes to use for one tile, as a number or a string such as "2GB".
+            client: A Dask client whose workers compute the tiles. `None` computes them in this process.
 
         Returns:
-            (n', k), or (n', k, m) for m sets of targets.
+            The predictions in float64, of shape (n', k), or (n', k, m) for m sets of targets.
 
         Raises:
-            InputError: If the kernel was made from another model or other points.
+            InputError: If the kernel was computed from another model or from other points.
         """
         bound = parse_memory(memory)
-        model = model if isinstance(model, Model) else Model(model)
+        model = Model.of(model)
         seen = Batches(x, self.tiles.tile)
         if other := self.tiles.differences(Job(model, seen, self.tiles.path, None).recipe()):
-            raise InputError(f"The kernel was made from other {' and '.join(other)}; pass those of {self.tiles.path}.")
+            raise InputError(
+                f"The kernel was computed from other {' and '.join(other)}; pass those of {self.tiles.path}."
+            )
         fresh = Batches(new, self.tiles.tile).even()
         cross = Cross(model, seen, fresh, self.solution.x, bound)
         blocks, tiles = range(-(-fresh.n // fresh.size)), range(self.tiles.count)
@@ -143,7 +163,7 @@ class Regression:
 
 @dataclass(frozen=True)
 class Cross:
-    """The kernel between new points and those of the fit, by its products with the coefficients."""
+    """The kernel between new points and the points of the fit, multiplied by the coefficients."""
 
     model: Model
     seen: Batches
@@ -152,10 +172,10 @@ class Cross:
     memory: int | None
 
     def product(self, i: int, j: int) -> Float64[Tensor, "rows sets"]:
-        """K(new_i, X_j)c_j, for one block of new points and one tile of known ones."""
+        """K(new_i, X_j)c_j for one block of new points and one tile of the points of the fit."""
         new, known = (slice(b * of.size, (b + 1) * of.size) for b, of in ((i, self.fresh), (j, self.seen)))
         with ONE_AT_A_TIME:
             kernel = tangent_kernel(self.model, self.fresh[new], self.seen[known], memory=self.memory)
         k = kernel.shape[2]
-        # In float64: coefficients are of the order of 1/λ, and their terms cancel.
+        # Use float64: the coefficients are of order 1/λ, and the terms of the sum cancel.
         return as_matrix(kernel.cpu()).double() @ self.coefficients[k * known.start : k * known.stop]

@@ -1,8 +1,9 @@
-"""How a site turns its data and output gradients into the gradient of a weight, one rule for each kind of operation.
+"""Rules that compute the gradient of a weight from the data and the output gradients of a site.
 
-Most parameters multiply: ∂h_a(x_i)/∂W = Σ_p D_{ip}ᵃ ⊗ A_{ip}, where p runs over the positions of a sequence or an
-image, A are the inputs that meet the weight there and D the output gradients. `Product` keeps the two factors; every
-other rule gives the gradient itself, (n, k, shape of the weight), down to `Local`, which asks `torch.func.vjp`.
+There is one rule for each kind of operation. Most parameters multiply: ∂h_a(x_i)/∂W = Σ_p D_{ip}ᵃ ⊗ A_{ip}, where p runs
+over the positions of a sequence or an image, A are the inputs that the weight multiplies there, and D are the output
+gradients. `Product` keeps the two factors. Every other rule computes the gradient itself, of shape
+(n, k, *weight.shape); the most general one, `Local`, uses `torch.func.vjp`.
 """
 
 from __future__ import annotations
@@ -27,18 +28,18 @@ class Rule(ABC):
 
     @abstractmethod
     def gradient(self, features: Features) -> Tensor:
-        """∂h_a(x_i)/∂weight through this site: (n, k, *weight.shape)."""
+        """Compute ∂h_a(x_i)/∂weight through this site, of shape (n, k, *weight.shape)."""
 
 
 @dataclass(frozen=True)
 class Product(Rule):
-    """Σ_p D_p ⊗ A_p; sites of equal `kind` use the same coordinates, so that their positions can be joined."""
+    """The gradient Σ_p D_p ⊗ A_p; the positions of sites of equal `kind` can be joined."""
 
     node: fx.Node
     kind: tuple[Any, ...]
     shape: tuple[int, ...]
     rows_first: bool  # whether the outputs are the rows of the weight
-    outputs: int  # the size of a bias that could stand beside the weight
+    outputs: int  # the size of a bias that could belong to the weight
     split: Callable[[Features], Outer]
     groups: int = 1
 
@@ -50,7 +51,7 @@ class Product(Rule):
 
 @dataclass(frozen=True)
 class Broadcast(Rule):
-    """Weights added (`factor` 1) or multiplied entry by entry: Σ D · factor over what they were broadcast along."""
+    """Weights that are added (no `factor`) or multiplied elementwise: Σ D · factor over the broadcast dimensions."""
 
     output: fx.Node
     shape: tuple[int, ...]  # of the weight, with the dimensions of the output
@@ -74,7 +75,7 @@ class Broadcast(Rule):
 
 @dataclass(frozen=True)
 class Local(Rule):
-    """Any differentiable operation, by `torch.func.vjp` of it alone, batched over samples and outputs."""
+    """Any differentiable operation, by `torch.func.vjp` of this operation, batched over samples and outputs."""
 
     circuit: Circuit
     site: Site
@@ -98,7 +99,7 @@ class Local(Rule):
 
 
 def rule(circuit: Circuit, site: Site, weight: fx.Node) -> Rule:
-    """The rule for one weight of a site: a special one where the operation has it, else `Local`."""
+    """Find the rule for one weight of a site: a special one if the operation has one, otherwise `Local`."""
     on_complex = any(value(n).is_complex() for n in (weight, *site.outputs, *site.data) if isinstance(value(n), Tensor))
     special = None if on_complex else RULES.get(site.node.target)
     once = site.node.args.count(weight) == 1 and len(site.outputs) == 1
@@ -158,14 +159,14 @@ def _embedding(circuit: Circuit, site: Site, weight: fx.Node) -> Rule | None:
     def split(features: Features) -> Outer:
         index = features.data[indices].flatten(1)
         grads = features.gradients[node].flatten(2, -2)
-        if padding != -1:  # torch gives the padding no gradient
+        if padding != -1:  # in torch, the padding has no gradient
             grads = grads * (index != padding)[:, None, :, None]
         return Outer(OneHot(index, shape[0]), grads[:, :, None])
 
     return Product(node, ("embedding",), shape, False, shape[1], split)
 
 
-# ── entry by entry ─────────────────────────────────────────────────────────────────────────────────────────────────
+# ── elementwise operations ─────────────────────────────────────────────────────────────────────────────────────────
 def _shift(circuit: Circuit, site: Site, weight: fx.Node, axis: int | None = None) -> Rule | None:
     return _broadcast(site, weight, None, axis)
 
@@ -173,7 +174,7 @@ def _shift(circuit: Circuit, site: Site, weight: fx.Node, axis: int | None = Non
 def _broadcast(
     site: Site, weight: fx.Node, factor: Callable[[Features], Tensor] | None, axis: int | None = None
 ) -> Rule | None:
-    """The weight lies along `axis` of the output, or is broadcast to it in the usual way."""
+    """The rule for a weight along `axis` of the output, or broadcast to the output in the usual way."""
     output, shape = site.outputs[0], tuple(value(weight).shape)
     dims = value(output).ndim
     aligned = (1,) * (dims - len(shape)) + shape if axis is None else (*(1,) * axis, *shape, *(1,) * (dims - axis - 1))

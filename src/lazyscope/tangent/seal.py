@@ -1,4 +1,4 @@
-"""The description of a kernel on disk, `zarr.json`, with a checksum, and which tiles a selection touches."""
+"""The checksummed description `zarr.json` of a kernel on disk, and the tiles that a selection reads."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ from typing import Any
 import numpy as np
 
 OLD = 3600.0
-"""Seconds after which an unfinished file has surely lost its writer."""
+"""The age in seconds after which an unfinished file is assumed to be abandoned."""
 
 
 def description(zarr: Any, **settings: Any) -> dict[str, Any]:
-    """What `zarr.json` says of an array, whose chunks are not compressed and end with their CRC-32C.
+    """Create the `zarr.json` of an array whose chunks are not compressed and end with their CRC-32C checksum.
 
-    Mantissas are noise: packing them takes time and saves a tenth.
+    Mantissas are nearly random, so compression takes time and only saves a tenth of the space.
 
     Args:
-        zarr: The library, which few need.
-        settings: What `zarr.create_array` takes, `attributes={"lazyscope": …}` included.
+        zarr: The imported `zarr` module, an optional dependency.
+        settings: The arguments of `zarr.create_array`, including `attributes={"lazyscope": …}`.
 
     Returns:
-        The description, with its own SHA-256 among the attributes.
+        The description, with its own SHA-256 checksum among the attributes.
     """
     memory: dict[str, Any] = {}
     checked = [zarr.codecs.Crc32cCodec()]
@@ -38,7 +38,7 @@ def description(zarr: Any, **settings: Any) -> dict[str, Any]:
 
 
 def write_description(path: Path, described: dict[str, Any]) -> None:
-    """Write `zarr.json`, whole or not at all.
+    """Write `zarr.json` atomically.
 
     Args:
         path: The folder of the array.
@@ -59,23 +59,26 @@ def write_description(path: Path, described: dict[str, Any]) -> None:
 
 
 def read_description(path: Path) -> dict[str, Any]:
-    """What the kernel in this folder was made from.
+    """Read the recipe of the kernel in a folder, which identifies its model and data.
 
     Args:
         path: The folder of the array.
 
     Returns:
-        The recipe; a `ValueError` says that the description is not the one that was written.
+        The recipe.
+
+    Raises:
+        ValueError: If the checksum of the description does not match its content.
     """
     described = json.loads((path / "zarr.json").read_bytes())
     recipe: dict[str, Any] = dict(described.get("attributes", {})["lazyscope"])
     if recipe.pop("checksum", None) != _checksum(described):
-        raise ValueError("the checksum of its zarr.json does not fit")
+        raise ValueError("the checksum of its zarr.json does not match")
     return recipe
 
 
 def _checksum(described: dict[str, Any]) -> str:
-    """The SHA-256 of all but itself."""
+    """The SHA-256 checksum of the description without the checksum itself."""
     attributes = described["attributes"]
     recipe = {name: value for name, value in attributes["lazyscope"].items() if name != "checksum"}
     covered = {**described, "attributes": {**attributes, "lazyscope": recipe}}
@@ -83,15 +86,15 @@ def _checksum(described: dict[str, Any]) -> str:
 
 
 def touched(selection: Any, points: int, tile: int) -> Iterator[tuple[int, int]]:
-    """The tiles that hold some of a selection.
+    """Find the tiles that contain a part of a selection.
 
     Args:
-        selection: As for NumPy, of an array (points, points, outputs, outputs).
+        selection: A NumPy selection of an array of shape (points, points, outputs, outputs).
         points: The length of the first two dimensions.
-        tile: The points of a tile.
+        tile: The number of points along a side of a tile.
 
     Yields:
-        Row and column of each tile.
+        The row and the column of each tile.
     """
     parts = selection if isinstance(selection, tuple) else (selection,)
     plain = [part if isinstance(part, slice | int | np.integer) else slice(None) for part in parts[:2]]

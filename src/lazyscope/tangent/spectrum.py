@@ -1,4 +1,4 @@
-"""The spectrum of a tangent kernel: how ill-conditioned training along the tangent is, and for which targets."""
+"""The spectrum of a tangent kernel, which determines how fast the tangent model learns each part of the targets."""
 
 from __future__ import annotations
 
@@ -24,46 +24,65 @@ from lazyscope.tangent.kernel import tangent_kernel
 from lazyscope.tangent.operator import TangentOperator, as_matrix
 
 TOP = 0.002
-"""The share of eigenvalues that Figure 7(b) sets apart: 0.2 %, one for each of ten outputs at n = 500."""
+"""The fraction of eigenvalues that Figure 7(b) treats separately: 0.2 %, or ten of 5000 for ten outputs at n = 500."""
 
 
 @dataclass(frozen=True)
 class Decay:
-    """λᵢ ≈ exp(level) · i^exponent for first ≤ i ≤ last, and the R² of that line in the log-log plane."""
+    """A power law λᵢ ≈ exp(level) · i^exponent fitted to the eigenvalues with first ≤ i ≤ last."""
 
     exponent: float
+    """The exponent of the power law, the slope of the line in the log-log plane."""
     level: float
+    """The intercept of the line in the log-log plane."""
     r_squared: float
+    """The coefficient of determination R² of the line in the log-log plane."""
     first: int
+    """The first rank of the fit, counted from 1."""
     last: int
+    """The last rank of the fit."""
 
 
 @dataclass(frozen=True)
 class Alignment:
-    """(vᵢᵀy)²/‖y‖², the share of the targets along each eigenvector, and its running sum."""
+    """The fraction of the squared norm of the targets along each eigenvector."""
 
     shares: Float[Tensor, " count"]
+    """(vᵢᵀy)²/‖y‖² for each eigenvector vᵢ."""
     cumulative: Float[Tensor, " count"]
+    """The cumulative sum of `shares`."""
 
 
 @dataclass(frozen=True)
 class Spectrum:
-    """λ₁ ≥ λ₂ ≥ … of K = Dh(w₀)Dh(w₀)ᵀ on n points (Euclidean, no 1/n): all `size` = nk of them, or the top ones.
+    """The eigenvalues λ₁ ≥ λ₂ ≥ … of a tangent kernel K = Dh(w₀)Dh(w₀)ᵀ, all of them or the largest ones.
 
-    `vectors` are the eigenvectors as columns, `residuals` are ‖Kvᵢ - λᵢvᵢ‖, `trace` is tr K with its standard error
-    (0 when K was dense) and `epsilon` the rounding unit of the kernel's own dtype.
+    The inner product on the nk outputs of n points is Euclidean, without a factor 1/n.
     """
 
     eigenvalues: Float[Tensor, " count"]
+    """The eigenvalues in descending order."""
     vectors: Float[Tensor, "N count"]
+    """The eigenvectors vᵢ as columns."""
     residuals: Float[Tensor, " count"]
+    """The norms ‖Kvᵢ - λᵢvᵢ‖."""
     trace: Estimate
+    """The trace tr K with its standard error, which is 0 if K was dense."""
     size: int
+    """The number of rows nk of K."""
     epsilon: float
+    """The machine epsilon of the dtype of the kernel."""
 
     @staticmethod
     def of(matrix: Float[Tensor, "N N"]) -> Spectrum:
-        """All eigenvalues of a kernel laid out as a matrix."""
+        """Compute all eigenvalues of a dense kernel.
+
+        Args:
+            matrix: The kernel as a symmetric matrix of shape (nk, nk).
+
+        Returns:
+            The full spectrum, with a trace that has no standard error.
+        """
         epsilon = torch.finfo(matrix.dtype).eps
         return Spectrum._from(eigenpairs(matrix), Estimate(float(matrix.double().trace()), 0.0), epsilon)
 
@@ -71,7 +90,19 @@ class Spectrum:
     def top(
         operator: Symmetric, count: int, *, tolerance: float | None = None, probes: int = 32, seed: int = 0
     ) -> Spectrum:
-        """The `count` largest, from products alone; the trace by Hutchinson's estimate with `probes` more products."""
+        """Compute the largest eigenvalues of an operator from its products with vectors.
+
+        Args:
+            operator: The symmetric operator, for instance a `TangentOperator`.
+            count: The number of eigenvalues to compute.
+            tolerance: The tolerance of `lazyscope.linalg.top_eigenpairs`. `None` uses its default.
+            probes: The number of random vectors, and thus of additional products, in Hutchinson's estimate of the
+                trace.
+            seed: The seed of the random starting vector and of the probes.
+
+        Returns:
+            The spectrum, with `count` eigenvalues and an estimated trace.
+        """
         pairs = top_eigenpairs(operator, count, tolerance=tolerance, seed=seed)
         epsilon = torch.finfo(operator.dtype).eps
         return Spectrum._from(pairs, trace(operator, probes=probes, seed=seed), epsilon)
@@ -82,29 +113,42 @@ class Spectrum:
 
     @property
     def condition(self) -> float:
-        """λ₁/λ_nk, infinite where that is zero to rounding. Of the top ones alone: λ₁ over the last, a lower bound."""
+        """The condition number λ₁/λ_nk, which is infinite if λ_nk is zero to rounding.
+
+        If only the largest eigenvalues are known, this is λ₁ divided by the last of them, a lower bound.
+        """
         largest, smallest = float(self.eigenvalues[0]), float(self.eigenvalues[-1])
         return largest / smallest if smallest > self.epsilon * largest else math.inf
 
     @property
     def effective_rank(self) -> float:
-        """tr K/λ₁, the intrinsic dimension: between 1 and nk, and nk only when all eigenvalues agree."""
+        """The effective rank (intrinsic dimension) tr K/λ₁, from 1 to nk; it is nk if all eigenvalues are equal."""
         return self.trace.value / float(self.eigenvalues[0])
 
     def decay(self, first: int | None = None, last: int | None = None) -> Decay:
-        """The power law λᵢ ∝ i^exponent between two ranks (counted from 1), by least squares of log λ on log i.
+        """Fit a power law λᵢ ∝ i^exponent by least squares of log λᵢ on log i.
 
-        Unless told otherwise it starts after the top 0.2 % and ends in the middle of the spectrum, i = nk/2:
-        beyond it every kernel falls off towards its smallest eigenvalue. The ranks are spaced evenly in log i, so that
-        each decade weighs the same.
+        The ranks of the fit are spaced evenly in log i, so that each decade has the same weight.
+
+        Args:
+            first: The first rank of the fit, counted from 1. By default, the fit starts after the largest 0.2 % of the
+                eigenvalues.
+            last: The last rank of the fit. By default, the fit ends in the middle of the spectrum, at nk/2, since
+                beyond it every kernel decays faster towards its smallest eigenvalue.
+
+        Returns:
+            The exponent and the intercept of the fit, with its R² and its range of ranks.
+
+        Raises:
+            InputError: If the eigenvalues at these ranks are not known or not positive.
         """
         positive = int((self.eigenvalues > self.epsilon * self.eigenvalues[0]).sum())
         first = 1 + max(1, round(TOP * self.size)) if first is None else first
         last = min(max(self.size // 2, 1), positive) if last is None else last
         if not 0 < first < last <= positive:
             raise InputError(
-                f"A decay from rank {first} to {last} needs positive eigenvalues up to there, and {positive} are known;"
-                " choose 1 ≤ first < last among them."
+                f"A fit from rank {first} to {last} needs positive eigenvalues at these ranks, and only {positive} are"
+                f" known; choose 1 ≤ first < last ≤ {positive}."
             )
         ranks = np.unique(np.geomspace(first, last, 200).round().astype(int))
         x, y = np.log(ranks), np.log(self.eigenvalues.cpu().numpy()[ranks - 1])
@@ -114,26 +158,33 @@ class Spectrum:
         return Decay(float(exponent), float(level), 1 - missed / spread if spread > 0 else 1.0, first, last)
 
     def alignment(self, y: Target) -> Alignment:
-        """How the targets spread over the eigenvectors; the tangent flow learns the part along vᵢ at rate λᵢ.
+        """Compute how the targets are distributed over the eigenvectors.
+
+        The gradient flow of the tangent model learns the part of the targets along vᵢ at rate λᵢ.
 
         Args:
-            y: One number for each output of each point (one-hot rows for classes), a tensor, array or nested list.
+            y: The targets, one number for each output of each point (one-hot rows for classes), as a tensor, an array
+                or a nested list.
 
         Returns:
-            The shares of the targets along the eigenvectors, and their running sum.
+            The fraction of the squared norm of the targets along each eigenvector, and its cumulative sum.
 
         Raises:
-            InputError: If the numbers are not as many as the kernel has rows, or all are zero, or one is NaN.
+            InputError: If the number of targets differs from the number of rows of the kernel, or the targets are all
+                zero or contain NaN.
         """
         target = as_target(y, self.vectors).detach().flatten().to(self.vectors)
         if target.numel() != self.size:
             raise InputError(
-                f"The kernel acts on {self.size} outputs and the targets hold {target.numel()} numbers; pass one"
+                f"The kernel acts on {self.size} outputs and there are {target.numel()} targets; pass one"
                 " number for each output of each point (one-hot targets for classes)."
             )
         total = target.square().sum()
         if not bool(total > 0):
-            raise InputError("The targets are zero or NaN, so no share of them is defined; pass targets with a norm.")
+            raise InputError(
+                "The targets are all zero or contain NaN, so their alignment is not defined; pass finite, nonzero"
+                " targets."
+            )
         shares = (self.vectors.T @ target).square() / total
         return Alignment(shares, shares.cumsum(0))
 
@@ -148,32 +199,38 @@ def spectrum(
     tolerance: float | None = None,
     seed: int = 0,
 ) -> Spectrum:
-    """The eigenvalues of the tangent kernel on the points x: all from the dense kernel, or the `top` ones matrix-free.
+    """Compute the eigenvalues of the tangent kernel Dh(w₀)Dh(w₀)ᵀ of a model on the points x.
 
-    For the shape of the whole spectrum of many points, see
+    All eigenvalues are computed from the dense kernel, the `top` largest from products of a `TangentOperator` with
+    vectors. For the distribution of all eigenvalues on many points, use
     `lazyscope.linalg.spectral_density(TangentOperator(model, x))`.
 
     Args:
-        model: A module or a `Model`.
-        x: n points.
-        top: How many of the largest eigenvalues to find, by products alone; None takes the dense kernel and finds all.
-        batch: The points in one pass of the matrix-free computation.
-        memory: A bound on what the dense kernel takes beside the result, in bytes or as "2GB".
-        tolerance: Of the matrix-free computation, as in `lazyscope.linalg.top_eigenpairs`.
-        seed: Of the matrix-free computation.
+        model: The module or `Model` to study.
+        x: The inputs of n points.
+        top: The number of largest eigenvalues to compute without forming the kernel. `None` forms the dense kernel and
+            computes all of them.
+        batch: The number of points to evaluate at a time in the matrix-free computation.
+        memory: The approximate number of bytes to use for the dense kernel in addition to the result, as a number or a
+            string such as "2GB".
+        tolerance: The tolerance of the matrix-free computation, as in `lazyscope.linalg.top_eigenpairs`.
+        seed: The random seed of the matrix-free computation.
 
     Returns:
-        The eigenvalues with their eigenvectors, and what follows from them.
+        The eigenvalues and eigenvectors, with methods for the condition number, the decay and the alignment with
+        targets.
 
     Raises:
-        InputError: If the dense kernel and its eigenvectors would not fit into memory; nothing was computed then.
+        InputError: If the dense kernel and its eigenvectors would not fit into memory. This is checked before the
+            computation starts.
 
-    >>> s = spectrum(Model(torch.nn.Linear(3, 2)), torch.eye(3))
-    >>> [round(value, 4) for value in s.eigenvalues.tolist()], round(s.condition, 4), round(s.effective_rank, 4)
-    ([4.0, 4.0, 1.0, 1.0, 1.0, 1.0], 4.0, 3.0)
+    Example:
+        >>> s = spectrum(torch.nn.Linear(3, 2), torch.eye(3))
+        >>> [round(value, 4) for value in s.eigenvalues.tolist()], round(s.condition, 4), round(s.effective_rank, 4)
+        ([4.0, 4.0, 1.0, 1.0, 1.0, 1.0], 4.0, 3.0)
     """
     bound = parse_memory(memory)
-    model = model if isinstance(model, Model) else Model(model)
+    model = Model.of(model)
     if top is None:
         _check_fits(model, x, kernels=1)
         return Spectrum.of(as_matrix(tangent_kernel(model, x, memory=bound)))
@@ -181,34 +238,38 @@ def spectrum(
 
 
 def layer_spectra(model: Model | nn.Module, x: Inputs, *, memory: Memory | None = None) -> dict[str, Spectrum]:
-    """The spectrum of each layer's own kernel; the kernels add up, their spectra do not.
+    """Compute the spectrum of the tangent kernel of each parameter separately.
+
+    The kernels of the parameters add up to the tangent kernel of the model; their spectra do not add up.
 
     Args:
-        model: A module or a `Model`.
-        x: n points.
-        memory: A bound on what the kernels take beside the result, in bytes or as "2GB".
+        model: The module or `Model` to study.
+        x: The inputs of n points.
+        memory: The approximate number of bytes to use for the kernels in addition to the result, as a number or a
+            string such as "2GB".
 
     Returns:
-        A spectrum for the name of every parameter.
+        A dictionary from parameter names to spectra.
 
     Raises:
-        InputError: If the kernels and their eigenvectors would not fit into memory; nothing was computed then.
+        InputError: If the kernels and their eigenvectors would not fit into memory. This is checked before the
+            computation starts.
     """
     bound = parse_memory(memory)
-    model = model if isinstance(model, Model) else Model(model)
+    model = Model.of(model)
     _check_fits(model, x, kernels=len(model.params))
     kernels = tangent_kernel(model, x, by_layer=True, memory=bound)
     return {name: Spectrum.of(as_matrix(kernels.pop(name))) for name in track(list(kernels), "spectra of the layers")}
 
 
 def _check_fits(model: Model, x: Inputs, kernels: int) -> None:
-    """Refuses kernels that do not fit together with their eigenvectors and what the last decomposition works on."""
+    """Raise if the kernels, their eigenvectors and the workspace of the last decomposition do not fit into memory."""
     try:
         points = Batches(x, 1)
         with torch.no_grad():
             output = model(next(iter(points)))
     except LazyscopeError:
-        return  # the kernel says what is wrong, or is one of points that only make sense together
+        return  # `tangent_kernel` reports the error, or the model takes all points at once
     size = points.n * output.numel()
     copies = kernels * output.element_size() / 8 + kernels - 1 + COPIES
     check_fits(
@@ -217,7 +278,8 @@ def _check_fits(model: Model, x: Inputs, kernels: int) -> None:
         output.device,
         what="The matrix of all eigenvectors of the tangent kernel",
         copies=copies,
-        instead="pass top=50 to spectrum for the largest eigenvalues, by products alone, take fewer points, use"
+        instead="pass top=50 to spectrum for the largest eigenvalues without the dense kernel, use fewer points, use"
         ' tangent_kernel(outputs="trace") for an (n, n) kernel, or linalg.spectral_density(TangentOperator(model, x))'
-        " for the shape of the spectrum; tangent_kernel_to_zarr holds kernels larger than memory, with top eigenpairs",
+        " for the distribution of the eigenvalues; tangent_kernel_to_zarr stores kernels larger than memory and"
+        " computes their largest eigenvalues",
     )

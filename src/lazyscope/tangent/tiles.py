@@ -1,9 +1,9 @@
-"""Tangent kernels larger than memory: tiles of a Zarr array, written once each, read as operator or Dask array.
+"""Tangent kernels larger than memory, stored as tiles of a Zarr array and read as an operator or as a Dask array.
 
-The array has the kernel's own layout (n, n, k, k) in chunks (tile, tile, k, k), so that whatever reads Zarr reads it.
-Tiles of the upper triangle are computed, and stored again mirrored. A chunk appears under its name only when it is
-whole (Zarr writes beside it and renames): a tile that is there is complete, and a killed run goes on where it was.
-Each tile ends with its CRC-32C, which Zarr checks whenever it is read, and the array's description has a SHA-256.
+The array has the shape of the kernel, (n, n, k, k), and chunks of shape (tile, tile, k, k), so that any Zarr reader can
+open it. The tiles of the upper triangle are computed, and their transposes are stored too. Zarr writes a chunk to a
+temporary file and renames it, so a tile that exists is complete, and an interrupted run can be resumed. Each tile ends
+with its CRC-32C checksum, which Zarr verifies on reading, and the description of the array contains a SHA-256 checksum.
 """
 
 from __future__ import annotations
@@ -38,15 +38,15 @@ from lazyscope.tangent.blocked import TiledMatrix, block_eigenpairs
 from lazyscope.tangent.kernel import tangent_kernel
 from lazyscope.tangent.seal import OLD, description, read_description, touched, write_description
 
-if TYPE_CHECKING:  # they take seconds to import, and few kernels are larger than memory
+if TYPE_CHECKING:  # these take seconds to import, and most kernels fit into memory
     import dask.array
     import distributed
 
 ONE_AT_A_TIME = threading.Lock()
-"""A Dask worker may have several threads; but torch uses all cores for one tile."""
+"""Held while a tile is computed: a Dask worker may have several threads, but torch uses all cores for one tile."""
 
 _ATTEMPTS = 3
-"""At sending a job whose holders have died."""
+"""The number of attempts to send a job when the workers that hold it have died."""
 
 
 def tangent_kernel_to_zarr(
@@ -59,13 +59,29 @@ def tangent_kernel_to_zarr(
     memory: Memory | None = None,
     progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> KernelTiles:
-    """K = Dh(w₀)Dh(w₀)ᵀ on the points x, written to `path` in even tiles of at most `tile` × `tile` points.
+    """Compute the tangent kernel K = Dh(w₀)Dh(w₀)ᵀ on the points x tile by tile, and store it on disk.
 
-    Tiles that are there are kept: run the same call again after a kill. `memory` bounds the bytes that one tile may
-    use, its copies and the features it is made from included. With a Dask client the tiles are computed and written by
-    its workers, which must see the same path. `progress` hears how many tiles of how many are stored.
+    Tiles that are already stored are kept, so an interrupted computation is resumed by repeating the call.
+
+    Args:
+        model: The module or `Model` to study.
+        x: The inputs of n points.
+        path: The folder to write the Zarr array to.
+        tile: The maximum number of points along each side of a tile. All tiles have nearly the same size.
+        client: A Dask client whose workers compute and write the tiles; they must have access to `path`. `None`
+            computes the tiles in this process.
+        memory: The maximum number of bytes to use for one tile, including its copies and the features that it is
+            computed from, as a number or a string such as "2GB".
+        progress: A function that is called with the number of stored tiles and the total number of tiles.
+
+    Returns:
+        The stored kernel.
+
+    Raises:
+        StoreError: If `path` contains a kernel of another model or of other data, or something that is not a kernel.
+        InputError: If `memory` is too small for one tile.
     """
-    model = model if isinstance(model, Model) else Model(model)
+    model = Model.of(model)
     job = Job(model, Batches(x, tile).even(), Path(path).resolve(), parse_memory(memory))
     tiles = job.prepare()
     missing = list(tiles.missing())
@@ -74,7 +90,7 @@ def tangent_kernel_to_zarr(
     stored = _here(job, missing) if client is None else _on(client, job, missing)
     for done, _ in enumerate(track(stored, "tangent kernel", len(missing)), total - len(missing) + 1):
         progress(done, total)
-    for leftover in job.path.rglob("*.partial"):  # what kills left behind; a younger one may still have its writer
+    for leftover in job.path.rglob("*.partial"):  # left by interrupted runs; a recent file may still be written to
         with suppress(FileNotFoundError):
             if time.time() - leftover.stat().st_mtime > OLD:
                 leftover.unlink()
@@ -82,9 +98,18 @@ def tangent_kernel_to_zarr(
 
 
 def open_tangent_kernel(path: str | Path, *, client: distributed.Client | None = None) -> KernelTiles:
-    """A kernel written by `tangent_kernel_to_zarr`; refuses one that is not complete.
+    """Open a kernel that `tangent_kernel_to_zarr` has written.
 
-    With a Dask client, whose workers must see the same path, its products, solutions and eigenpairs are computed there.
+    Args:
+        path: The folder of the Zarr array.
+        client: A Dask client whose workers compute products, solutions and eigenpairs of the kernel; they must have
+            access to `path`. `None` computes them in this process.
+
+    Returns:
+        The stored kernel.
+
+    Raises:
+        StoreError: If there is no kernel at `path`, or tiles of it are missing.
     """
     tiles = KernelTiles(Path(path).resolve(), client)
     if missing := sum(1 for _ in tiles.missing()):
@@ -93,9 +118,14 @@ def open_tangent_kernel(path: str | Path, *, client: distributed.Client | None =
 
 
 class KernelTiles:
-    """The kernel (n, n, k, k) on disk: `tiles[i, j]` reads a part of it, `to_dask()` gives all of it as a lazy array.
+    """A tangent kernel of shape (n, n, k, k) on disk.
 
-    `matrix` is its (nk × nk) view for linear algebra, an operator that reads tile by tile.
+    `tiles[i, j]` reads a part of the kernel, `to_dask()` returns all of it as a Dask array, and `matrix` is the
+    (nk × nk) operator for linear algebra.
+
+    Args:
+        path: The folder of the Zarr array.
+        client: A Dask client whose workers compute products of the kernel. `None` computes them in this process.
     """
 
     def __init__(self, path: Path, client: distributed.Client | None = None) -> None:
@@ -103,9 +133,10 @@ class KernelTiles:
         try:
             self.recipe: dict[str, Any] = read_description(path)
             array = zarr.open_array(path, mode="r")
-        except Exception as error:  # whatever is wrong with it, it is not a kernel
+        except Exception as error:  # any error means that this is not a valid kernel
             raise StoreError(
-                f"{path} holds no tangent kernel ({error}); remove it, and write one with tangent_kernel_to_zarr."
+                f"{path} does not contain a tangent kernel ({error}); remove it, and write one with"
+                " tangent_kernel_to_zarr."
             ) from error
         self.path, self.array, self.client = path, array, client
         self.shape: tuple[int, ...] = tuple(array.shape)
@@ -116,7 +147,7 @@ class KernelTiles:
         self._bytes: int = math.prod(array.chunks) * int(self.dtype.itemsize) + 4  # a tile and its checksum
 
     def __reduce__(self) -> tuple[type[KernelTiles], tuple[Path]]:
-        return KernelTiles, (self.path,)  # elsewhere, without the client
+        return KernelTiles, (self.path,)  # a copy in another process has no client
 
     def __getitem__(self, selection: Any) -> np.ndarray:
         tiles = list(touched(selection, self.shape[0], self.tile))
@@ -129,15 +160,15 @@ class KernelTiles:
             if not damaged:  # the selection was wrong, not the file
                 raise
             for i, j in damaged:
-                with suppress(FileNotFoundError):  # another reader has set it aside
+                with suppress(FileNotFoundError):  # another reader has already renamed it
                     self._file(i, j).replace(self._file(i, j).with_suffix(".damaged"))
-            raise self.incomplete(len(damaged), "damaged and set aside") from error
+            raise self.incomplete(len(damaged), "damaged and were renamed") from error
 
     def _file(self, i: int, j: int) -> Path:
         return self.path / str(self.array.metadata.encode_chunk_key((i, j, 0, 0)))
 
     def _is_there(self, i: int, j: int) -> bool:
-        """Whether the tile has a file of the right length, its checksum included."""
+        """Whether the file of the tile exists and has the right length, including its checksum."""
         try:
             return self._file(i, j).stat().st_size == self._bytes
         except OSError:
@@ -151,10 +182,18 @@ class KernelTiles:
         return True
 
     def incomplete(self, count: int, what: str) -> StoreError:
-        """The error for some tiles, and its remedy."""
+        """Create the error for missing or damaged tiles.
+
+        Args:
+            count: The number of tiles.
+            what: What is wrong with them, for instance "missing".
+
+        Returns:
+            The error, whose message explains how to compute the tiles again.
+        """
         return StoreError(
-            f"{count} tiles of {self.path} are {what}; run tangent_kernel_to_zarr with the same model and data again,"
-            " which computes them."
+            f"{count} tiles of {self.path} are {what}; run tangent_kernel_to_zarr with the same model and data again"
+            " to compute them."
         )
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
@@ -164,30 +203,55 @@ class KernelTiles:
         return f"KernelTiles({str(self.path)!r}, shape={self.shape}, dtype={self.dtype}, tile={self.tile})"
 
     def differences(self, recipe: dict[str, str | int | list[float]]) -> list[str]:
-        """In what a model and its data differ from those that this kernel was made from."""
+        """Compare a model and its data with those that this kernel was computed from.
+
+        Args:
+            recipe: The description of the model and the data: digests, outputs, dtype and tile size.
+
+        Returns:
+            The names of the entries that differ.
+        """
         return [name for name, value in recipe.items() if not _agree(self.recipe.get(name), value)]
 
     def rows(self, index: int) -> slice:
-        """The points of one row of tiles."""
+        """The range of points of one row of tiles.
+
+        Args:
+            index: The index of the row of tiles, from 0.
+
+        Returns:
+            A slice of the points.
+        """
         return slice(index * self.tile, min((index + 1) * self.tile, self.shape[0]))
 
     def upper(self) -> Iterator[tuple[int, int]]:
-        """The tiles of the upper triangle, the diagonal included."""
+        """Yield the indices of the tiles of the upper triangle, including the diagonal."""
         return ((i, j) for i in range(self.count) for j in range(i, self.count))
 
     def missing(self) -> Iterator[tuple[int, int]]:
-        """The tiles of the upper triangle that are not on disk, or whose mirror images are not."""
+        """Yield the indices of the tiles of the upper triangle that are not on disk, or whose transposes are not."""
         return ((i, j) for i, j in self.upper() if not (self._is_there(i, j) and self._is_there(j, i)))
 
     def write(self, i: int, j: int, tile: Float[np.ndarray, "ni nj k k"]) -> None:
-        """One tile of the upper triangle, after its mirror image: where the tile is, both are."""
+        """Write one tile of the upper triangle and its transpose.
+
+        The transpose is written first, so if the tile exists, both exist.
+
+        Args:
+            i: The row index of the tile.
+            j: The column index of the tile, at least `i`.
+            tile: The kernel between the points of row `i` and those of column `j`.
+        """
         array = _zarr().open_array(self.path, mode="r+")
         if i != j:
             array[self.rows(j), self.rows(i)] = tile.transpose(1, 0, 3, 2)
         array[self.rows(i), self.rows(j)] = tile
 
     def to_dask(self) -> dask.array.Array:
-        """The kernel (n, n, k, k) as a Dask array; `.transpose(0, 2, 1, 3).reshape(n*k, n*k)` is its matrix."""
+        """Return the kernel (n, n, k, k) as a Dask array.
+
+        Its matrix is `.transpose(0, 2, 1, 3).reshape(n*k, n*k)`.
+        """
         import dask.array
 
         array: dask.array.Array = dask.array.from_array(self, chunks=self.array.chunks, name=False)
@@ -195,27 +259,45 @@ class KernelTiles:
 
     @property
     def matrix(self) -> TiledMatrix:
-        """The (nk × nk) view."""
+        """The kernel as an (nk × nk) operator that reads one tile at a time."""
         return TiledMatrix(self, self.client)
 
     @property
     def trace(self) -> float:
-        """tr K, of the (nk × nk) matrix, from the tiles on the diagonal."""
+        """The trace tr K of the (nk × nk) matrix, computed from the tiles on the diagonal."""
         blocks = (self[self.rows(i), self.rows(i)] for i in range(self.count))
         return float(sum(np.einsum("iiaa->", block, dtype=np.float64) for block in blocks))
 
     def solve(self, y: Any, *, shift: float = 0.0, tolerance: float | None = None) -> Solution:
-        """c with (K + shift·I)c = y, by conjugate gradients from the tiles; y is a vector of nk numbers, or columns."""
+        """Solve (K + shift·I)c = y by conjugate gradients, reading the kernel tile by tile.
+
+        Args:
+            y: The right-hand side, a vector of nk numbers or a matrix of nk rows.
+            shift: The multiple of the identity to add to the kernel.
+            tolerance: The tolerance on the relative residual, as in `lazyscope.linalg.conjugate_gradients`.
+
+        Returns:
+            The solution, with its residual and whether the iteration converged.
+        """
         return conjugate_gradients(self.matrix, y, shift=shift, tolerance=tolerance)
 
     def top(self, count: int, *, tolerance: float | None = None, seed: int = 0) -> Eigenpairs:
-        """The `count` largest eigenpairs, by block Lanczos from the tiles, which are read some ten times."""
+        """Compute the largest eigenpairs by block Lanczos, which reads the kernel about ten times.
+
+        Args:
+            count: The number of eigenpairs to compute.
+            tolerance: The bound on ‖Kv - λv‖/λ₁. `None` uses 10⁻⁶ for a float32 kernel and 10⁻¹⁰ for float64.
+            seed: The seed of the random starting block.
+
+        Returns:
+            The eigenvalues in descending order, the eigenvectors and the residuals.
+        """
         return block_eigenpairs(self.matrix, count, tolerance=tolerance, seed=seed)
 
 
 @dataclass(frozen=True)
 class Job:
-    """What is computed and where it goes: all that a worker needs to know."""
+    """The computation of a kernel on disk, with everything that a worker needs."""
 
     model: Model
     batches: Batches
@@ -223,7 +305,7 @@ class Job:
     memory: int | None
 
     def prepare(self) -> KernelTiles:
-        """Create the array, or find the one that this very job began."""
+        """Create the array, or open the one that an earlier run of the same job created."""
         recipe, (n, k), tile = self.recipe(), self._shape(), self.batches.size
         if not (self.path / "zarr.json").exists():
             self._check_empty()
@@ -232,7 +314,7 @@ class Job:
                 shape=(n, n, k, k),
                 chunks=(tile, tile, k, k),
                 dtype=str(recipe["dtype"]),
-                fill_value=float("nan"),  # a tile that is not there must not look like one
+                fill_value=float("nan"),  # a missing tile must not look like data
                 dimension_names=("point", "other point", "output", "other output"),
                 attributes={"lazyscope": recipe},
             )
@@ -240,29 +322,29 @@ class Job:
         tiles = KernelTiles(self.path)
         if differing := tiles.differences(recipe):
             raise StoreError(
-                f"{self.path} holds a kernel of other {' and '.join(differing)}; choose another path, or remove"
+                f"{self.path} contains a kernel of other {' and '.join(differing)}; choose another path, or remove"
                 " that folder first."
             )
         return tiles
 
     def compute(self, i: int, j: int) -> None:
-        """One tile, from the model to the disk."""
+        """Compute one tile and write it to disk."""
         tiles = KernelTiles(self.path)
         one, two = self.batches[tiles.rows(i)], None if i == j else self.batches[tiles.rows(j)]
         with ONE_AT_A_TIME:
             kernel = tangent_kernel(self.model, one, two, memory=self._beside(tiles)).cpu().numpy()
         if not np.isfinite(kernel).all():
-            raise ModelError("The tangent kernel holds NaN or infinite values; check the model's initialisation.")
+            raise ModelError("The tangent kernel contains NaN or infinite values; check the model's initialisation.")
         tiles.write(i, j, kernel)
 
     def _beside(self, tiles: KernelTiles) -> int | None:
-        """The bytes left beside a tile, its mirror image and the buffer that is written."""
+        """The number of bytes that remain after a tile, its transpose and the buffer that is written."""
         if self.memory is None:
             return None
         copies = 3 * tiles.tile**2 * tiles.shape[2] ** 2 * int(tiles.dtype.itemsize)
         if copies >= self.memory:
             raise InputError(
-                f"Three copies of a tile take {copies} bytes, more than the memory budget of {self.memory}; pass a"
+                f"Three copies of a tile take {copies} bytes, more than the memory bound of {self.memory}; pass a"
                 " smaller tile."
             )
         return self.memory - copies
@@ -272,11 +354,11 @@ class Job:
             return self.batches.n, self.model(self.batches[slice(1)]).numel()
 
     def recipe(self) -> dict[str, str | int | list[float]]:
-        """What makes a kernel this one. Code cannot be hashed: outputs at three points stand for it, to rounding."""
+        """The description that identifies the kernel; outputs at three points stand for the code of the model."""
         with torch.no_grad():
             outputs = without_autocast(self.model)(self.batches[slice(3)])
         if not bool(outputs.isfinite().all()):
-            raise ModelError("The model's outputs hold NaN or infinite values; check its initialisation.")
+            raise ModelError("The model's outputs contain NaN or infinite values; check its initialisation.")
         return {
             "weights": _digest({**self.model.params, **self.model.state}.items()),
             "data": _digest(enumerate(self.batches.leaves)),
@@ -287,14 +369,14 @@ class Job:
 
     def _check_empty(self) -> None:
         if self.path.exists() and (not self.path.is_dir() or any(self.path.iterdir())):
-            raise StoreError(f"{self.path} exists and is no kernel; choose another path, or remove it first.")
+            raise StoreError(f"{self.path} exists and is not a kernel; choose another path, or remove it first.")
 
 
 def _zarr() -> Any:
     try:
         import zarr
     except ImportError as error:
-        raise StoreError('Kernels on disk need Zarr; run pip install "lazyscope[cluster]".') from error
+        raise StoreError('Kernels on disk require Zarr; run pip install "lazyscope[cluster]".') from error
     return zarr
 
 
@@ -307,7 +389,7 @@ def _digest(tensors: Any) -> str:
 
 
 def _agree(stored: Any, value: Any) -> bool:
-    """Equal; outputs within what another device or thread count may change."""
+    """Whether two entries are equal; outputs may differ by what another device or thread count can change."""
     if isinstance(stored, list) and isinstance(value, list):
         return len(stored) == len(value) and np.allclose(stored, value, rtol=1e-3, atol=1e-3 * np.abs(value).max())
     return bool(stored == value)
@@ -320,9 +402,9 @@ def _here(job: Job, missing: list[tuple[int, int]]) -> Iterator[None]:
 
 
 def _on(client: distributed.Client, job: Job, missing: list[tuple[int, int]]) -> Iterator[None]:
-    """Compute on a cluster. The results are on disk; what comes back is that they are.
+    """Compute the tiles on a cluster, whose workers write them to disk and return nothing.
 
-    The functions are the standard library's: a scheduler loads them, and need not have lazyscope.
+    The submitted functions are from the standard library, so the scheduler does not need lazyscope.
     """
     from distributed import CancelledError, KilledWorker, as_completed
 
@@ -335,16 +417,15 @@ def _on(client: distributed.Client, job: Job, missing: list[tuple[int, int]]) ->
                 missing.remove(calls[future])
                 yield
             return
-        except CancelledError:  # all that held the job have died, or the scheduler has: send it again
+        except CancelledError:  # the workers that held the job, or the scheduler, have died: send the job again
             continue
         except KilledWorker as error:
             raise LazyscopeError(
-                "Dask workers died over one tile, perhaps for want of memory; pass a smaller tile or memory, and run"
-                " the same call again: finished tiles are kept."
+                "Dask workers died while computing one tile, perhaps because they ran out of memory; pass a smaller"
+                " tile or memory, and repeat the call; finished tiles are kept."
             ) from error
         finally:
             client.cancel(list(calls))
     raise LazyscopeError(
-        "The Dask cluster lost its workers or its scheduler several times; run the same call again: finished tiles are"
-        " kept."
+        "The Dask cluster lost its workers or its scheduler several times; repeat the call; finished tiles are kept."
     )

@@ -15,7 +15,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from lazyscope._typing import Inputs
+from lazyscope._typing import Inputs, Number
 from lazyscope.ambient import without_autocast
 from lazyscope.errors import ModelError
 from lazyscope.linalg.bilinear import bilinear_norm
@@ -23,8 +23,6 @@ from lazyscope.model.base import Model, flatten
 from lazyscope.model.coordinates import Studied
 from lazyscope.model.jacobian import Batches, SecondDerivative
 from lazyscope.model.two_layer import TwoLayer
-
-Number = float | int
 
 _NEAR, _GROWTH, _STARTS = 1 / 16, 4, 8
 """Of sampled constants: the first ball's part of ‖w₀‖, the ratio of one ball to the next, and starts of each search."""

@@ -14,13 +14,13 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from lazyscope._typing import Inputs
+from lazyscope._typing import Inputs, Number
 from lazyscope.ambient import without_autocast
 from lazyscope.labels import Target
 from lazyscope.loss import Loss
 from lazyscope.model.coordinates import Studied
 from lazyscope.theory.certificate import Bound, Certificate, Comparison, Constant, Hypothesis, Measurement
-from lazyscope.theory.constants import Constants, Number
+from lazyscope.theory.constants import Constants
 from lazyscope.theory.lazy import Start
 
 _TAIL = 1e-2

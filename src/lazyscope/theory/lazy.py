@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from lazyscope._typing import Inputs
+from lazyscope._typing import Inputs, Number
 from lazyscope.ambient import without_autocast
 from lazyscope.errors import InputError, ScaleError
 from lazyscope.labels import Target, as_target
@@ -22,7 +22,7 @@ from lazyscope.loss import Loss, Square
 from lazyscope.model.base import studied
 from lazyscope.model.coordinates import Studied
 from lazyscope.theory.certificate import Bound, Certificate, Constant, Hypothesis
-from lazyscope.theory.constants import Constants, Number, constants_of
+from lazyscope.theory.constants import Constants, constants_of
 
 _ZERO = 1e-12
 """h(w₀) counts as 0 below this, relative to y*."""
@@ -65,7 +65,7 @@ class Start:
             y0 = coordinates.outputs(coordinates.zeros()).double()
         target = as_target(y, y0)
         risk = loss.risk(y0, target.double() if target.is_floating_point() else target)
-        best = loss.minimiser(risk.target) if hasattr(loss, "minimiser") else torch.full_like(y0, math.nan)
+        best = loss.minimiser(risk.target)
         return Start(
             constants_of(model, x) if constants is None else constants,
             float(alpha),

@@ -7,13 +7,12 @@ All norms are those of F = L² of the empirical measure, ‖g‖² = (1/n) Σ |g
 from __future__ import annotations
 
 import math
-import warnings
 from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor, nn
 
-from lazyscope._typing import Inputs
+from lazyscope._typing import Inputs, Number
 from lazyscope.ambient import full_precision, without_autocast
 from lazyscope.errors import InputError, LazyscopeError, ModelError, ScaleError
 from lazyscope.labels import Classes, Target, as_target, check_classes
@@ -25,9 +24,8 @@ from lazyscope.model.base import Model
 from lazyscope.model.jacobian import JacobianOperator, SecondDerivative
 from lazyscope.model.neuron_curvature import curvature_norm, kinked
 from lazyscope.model.two_layer import TwoLayer
+from lazyscope.notices import notify
 from lazyscope.progress import Bar
-
-Number = float | int
 
 
 class KinkWarning(UserWarning):
@@ -156,7 +154,7 @@ def relative_scale(
     """
     if isinstance(model, TwoLayer):
         return _of_two_layer(model, x, y, ignore_index, seed)
-    model = model if isinstance(model, Model) else Model(model)
+    model = Model.of(model)
     jacobian = JacobianOperator(model, x, batch=batch)
     with torch.no_grad():
         outputs = torch.cat([model(part) for part in jacobian.batches])
@@ -206,7 +204,7 @@ def _assembled(
     if not jacobian > 0:
         raise ModelError("Dh(w₀) = 0: no output moves with the weights, and κ has no meaning; start elsewhere.")
     if notice:
-        warnings.warn(notice, KinkWarning, stacklevel=5)  # beyond both decorators
+        notify(notice, KinkWarning, stacklevel=5)  # beyond both decorators
     return RelativeScale(
         initial=float(outputs.norm()) / root,
         target=float(y.norm()) / root,

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import math
-import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -14,6 +13,7 @@ from torch.utils import _pytree as pytree
 
 from lazyscope.errors import OperationError
 from lazyscope.model.increment.base import COMPLEX, RULES, Pair, Rule, Scale
+from lazyscope.notices import notify
 
 
 class FallbackWarning(UserWarning):
@@ -28,7 +28,7 @@ def say_once(op: Any) -> None:
     name = str(op)
     if name not in _said:
         _said.add(name)
-        warnings.warn(
+        notify(
             f"{name} has no increment rule; it is computed as a float64 difference of that operation alone.",
             FallbackWarning,
             stacklevel=2,

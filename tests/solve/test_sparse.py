@@ -16,7 +16,7 @@ from lazyscope.flow.particle import particle_flow
 from lazyscope.model.particles import Box, FeatureMap, Measure, Smooth, Sphere, Torus, Trigonometric, dual_certificate
 from lazyscope.problem.deconvolution import Deconvolution, spike_distance, start
 from lazyscope.problem.population import PopulationTeacher, student
-from lazyscope.problem.sparse import polish, solve_sparse
+from lazyscope.solve.sparse import polish, solve_sparse
 
 brief = settings(deadline=None, max_examples=8)
 seeds = st.integers(0, 10_000)

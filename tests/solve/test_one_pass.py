@@ -8,8 +8,8 @@ from torch import Tensor
 
 from lazyscope.errors import InputError
 from lazyscope.problem.mixture import Mixture
-from lazyscope.problem.one_pass import RELU, SQUARE, Activation, Nets, Rates, one_pass
 from lazyscope.problem.quadratic import Quadratic
+from lazyscope.solve.one_pass import RELU, SQUARE, Activation, Nets, Rates, one_pass
 from lazyscope.stream import stream
 from lazyscope.theory import high_dimension as theory
 

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from lazyscope.data.digits import digits
 from lazyscope.errors import InputError
-from lazyscope.problem.fixed_features import misclassified, random_feature_accuracy, scattering_accuracy
+from lazyscope.solve.fixed_features import misclassified, random_feature_accuracy, scattering_accuracy
 
 KYMATIO = "kymatio.scattering2d.frontend.torch_frontend"
 Split = tuple[Tensor, Tensor, Tensor, Tensor]

@@ -1,14 +1,14 @@
-"""Equations (4) and (5) side by side: both flows of one model from the same start, and every theorem beside them."""
+"""Compare the gradient flow of a model with that of its linearisation, and with what the theorems guarantee."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from lazyscope._typing import Inputs, Params
+from lazyscope._typing import Inputs, Number, Params
 from lazyscope.ambient import without_autocast
 from lazyscope.flow.base import Trajectory
 from lazyscope.flow.objective import Times
@@ -16,15 +16,13 @@ from lazyscope.flow.ode import gradient_flow
 from lazyscope.flow.tangent import tangent_flow
 from lazyscope.labels import Target, as_target
 from lazyscope.loss import Loss, Square
-from lazyscope.model.base import Model, studied
+from lazyscope.model.base import studied
 from lazyscope.model.coordinates import Studied
-from lazyscope.model.two_layer import TwoLayer
+from lazyscope.model.inputs import changed
 from lazyscope.theory.certificate import Certificate, Comparison
 from lazyscope.theory.constants import Constants, constants_of
 from lazyscope.theory.convergence import linear_rate, over_parameterised, stability
 from lazyscope.theory.lazy import finite_horizon, general
-
-Number = float | int
 
 _FINE, _COARSE = 1e-9, 1e-7
 """Relative tolerances of the solver: what both differ by bounds the error of the finer one, with room to spare."""
@@ -43,11 +41,33 @@ def compare(
     centred: bool = False,
     unseen: Inputs | None = None,
 ) -> Comparison:
-    """Follows w_α and w̄_α through `times` (0 is added) in float64, and measures all that the theorems speak of.
+    """Follow the gradient flow of a scaled model and that of its linearisation, and measure how far apart they are.
 
-    Meant for small models: kernels are dense, one at each time.
+    Both flows, equations (4) and (5) of Chizat, Oyallon and Bach (2019), start at `w₀` and are integrated in float64,
+    twice, with two tolerances, so that the numerical error of every quantity is known. The kernels are dense, one per
+    time, so this is meant for small models.
+
+    Args:
+        model: A module, a `Model` or a `TwoLayer`.
+        loss: The loss, an instance of a class of `lazyscope.loss`.
+        x: The inputs, with the samples along the first dimension.
+        y: The targets.
+        alpha: The scale α.
+        times: The times at which the flows are compared; 0 is added when it is missing.
+        centred: Whether `h(w₀)` is subtracted from the outputs.
+        unseen: Inputs outside the training data on which the predictions are compared as well.
+
+    Returns:
+        The distances of weights, outputs and predictions at each time, with their numerical accuracy.
+
+    Example:
+        >>> import lazyscope as ls
+        >>> net = torch.nn.Sequential(torch.nn.Linear(2, 8), torch.nn.Tanh(), torch.nn.Linear(8, 1))
+        >>> x, y = torch.randn(5, 2), torch.randn(5, 1)
+        >>> ls.compare(net, ls.loss.Square(), x, y, alpha=10.0, times=[0.1, 1.0]).outputs.shape
+        torch.Size([3])
     """
-    model, x, unseen = _double(model), _double_inputs(x), None if unseen is None else _double_inputs(unseen)
+    model, x, unseen = studied(model).double(), _double(x), None if unseen is None else _double(unseen)
     y = as_target(y, torch.empty(0, dtype=torch.float64, device="cpu"))
     y = y.double() if y.is_floating_point() else y
     times = torch.as_tensor(times, dtype=torch.float64, device="cpu")
@@ -59,18 +79,18 @@ def compare(
     n, scale = path.outputs.shape[1], float(alpha)
     risk = loss.risk(path.outputs[0], y)
     gradients = torch.stack([risk.gradient(out) for out in path.outputs]).flatten(1)
-    kernels = [_kernel(model, {k: v[i] for k, v in path.params.items()}, scale, x) / n for i in range(len(times))]
-    best = loss.minimiser(risk.target) if hasattr(loss, "minimiser") else torch.full_like(path.outputs[0], math.nan)
+    kernels = [_kernel(model.moved({k: v[i] for k, v in path.params.items()}, scale), x) / n for i in range(len(times))]
+    best = loss.minimiser(risk.target)
     # ‖∇_v R‖² = ∇RᵀK∇R/n², K = Dh Dhᵀ at w_α
     gradient = torch.stack(
         [(g @ kernel @ g / n).clamp(min=0).sqrt() for g, kernel in zip(gradients, kernels, strict=True)]
     )
     shifts = [((kernel - kernels[0]) @ g).norm() for g, kernel in zip(gradients, kernels, strict=True)]
-    vague = sum(_apart(a, b, "params") for a, b in zip(fine, coarse, strict=True)) + _ROUNDING * float(
+    in_weights = sum(_apart(a, b, "params") for a, b in zip(fine, coarse, strict=True)) + _ROUNDING * float(
         path.travel.max()
     )
-    dim = sum(_apart(a, b, "outputs") for a, b in zip(fine, coarse, strict=True))
-    dim = (dim + _ROUNDING * float(path.outputs.flatten(1).norm(dim=1).max())) / math.sqrt(n)
+    in_outputs = sum(_apart(a, b, "outputs") for a, b in zip(fine, coarse, strict=True))
+    in_outputs = (in_outputs + _ROUNDING * float(path.outputs.flatten(1).norm(dim=1).max())) / math.sqrt(n)
     return Comparison(
         times=times,
         displacement=path.travel / scale,
@@ -83,12 +103,12 @@ def compare(
         kernel_shift=torch.stack(shifts) / math.sqrt(n),
         unseen=_beyond(model, unseen, scale, centred, path.params, tangent.params, len(times)),
         accuracy={
-            "displacement": vague / scale,
-            "weights": vague / scale,
-            "outputs": dim,
-            "residual": dim,
-            "unseen": _steepest(model, unseen) * vague,
-            "gradient": _steepest(model, x) * dim,
+            "displacement": in_weights / scale,
+            "weights": in_weights / scale,
+            "outputs": in_outputs,
+            "residual": in_outputs,
+            "unseen": _steepest(model, unseen) * in_weights,
+            "gradient": _steepest(model, x) * in_outputs,
         },
     )
 
@@ -108,19 +128,44 @@ def certify(
     constants: Constants | None = None,
     points: int = 40,
 ) -> list[Certificate]:
-    """Every theorem of section 2 with explicit bounds, beside the measured distance along both flows.
+    """Evaluate the theorems of section 2 that have explicit bounds, beside the distances measured along both flows.
 
-    Theorem 2.2 up to T = `horizon` (K/‖Dh(w₀)‖² unless given), 2.3 (square loss only) up to K/Lip(h)², 2.4 and the
-    lemmas as far as the flow was followed. Theorem 2.5 has no explicit bound; see `theory.under_parameterised`.
+    Theorem 2.2 is evaluated up to the time `horizon`, Theorem 2.3 (square loss only) up to `K/Lip(h)²`, Theorem 2.4
+    and the lemmas as far as the flow was followed. Theorem 2.5 has no explicit bound; see `theory.under_parameterised`.
+
+    Args:
+        model: A module, a `Model` or a `TwoLayer`.
+        loss: The loss, an instance of a class of `lazyscope.loss`.
+        x: The inputs, with the samples along the first dimension.
+        y: The targets.
+        alpha: The scale α.
+        K: The constant of Theorem 2.3, and of the default horizon.
+        horizon: The final time of Theorem 2.2. `None` means `K/‖Dh(w₀)‖²`.
+        centred: Whether `h(w₀)` is subtracted from the outputs.
+        unseen: Inputs outside the training data on which the predictions are compared as well.
+        constants: The Lipschitz constants of the model. `None` computes them, which is possible for `TwoLayer`.
+        points: The number of times at which the flows are compared, per theorem.
+
+    Returns:
+        One certificate per theorem; `applies` says whether its hypotheses hold, `bound` and `measured` can be compared.
+
+    Example:
+        >>> import lazyscope as ls
+        >>> net = ls.TwoLayer.gaussian(50, 2, [0], activation=torch.tanh)[0]
+        >>> x = torch.randn(4, 2)
+        >>> [c.holds for c in ls.certify(net, ls.loss.Square(), x, torch.zeros(4), alpha=10.0, centred=True)][:1]
+        [True]
     """
-    model, x, unseen = _double(model), _double_inputs(x), None if unseen is None else _double_inputs(unseen)
+    model, x, unseen = studied(model).double(), _double(x), None if unseen is None else _double(unseen)
     known = constants_of(model, x) if constants is None else constants
     end = float(K / known.jacobian_norm**2 if horizon is None else horizon)
-    told = {"alpha": alpha, "centred": centred, "constants": known}
-    found = [general(model, loss, x, y, horizon=end, unseen=unseen, **told)]  # type: ignore[arg-type]
+    found = [
+        general(model, loss, x, y, alpha=alpha, centred=centred, constants=known, horizon=end, unseen=unseen),
+        over_parameterised(model, loss, x, y, alpha=alpha, centred=centred, constants=known),
+    ]
     if isinstance(loss, Square):
-        found.append(finite_horizon(model, x, y, K=K, unseen=unseen, **told))  # type: ignore[arg-type]
-    found.append(over_parameterised(model, loss, x, y, **told))  # type: ignore[arg-type]
+        own = finite_horizon(model, x, y, alpha=alpha, centred=centred, constants=known, K=K, unseen=unseen)
+        found.insert(1, own)
     ends = [c.horizon for c in found if math.isfinite(c.horizon)]
     if found[-1].applies:
         # until 2.4's bound has fallen to e⁻⁵, or as many times the fastest one as an explicit solver steps through soon
@@ -133,8 +178,16 @@ def certify(
 
 
 def rank(model: Studied | nn.Module, x: Inputs) -> int:
-    """rank Dh(w₀) on the data, in float64: singular values below rounding do not count."""
-    kernel = _double(model).coordinates(_double_inputs(x), centred=True).kernel().detach()
+    """Compute the rank of `Dh(w₀)` on the data, in float64; singular values below rounding do not count.
+
+    Args:
+        model: A module, a `Model` or a `TwoLayer`.
+        x: The inputs, with the samples along the first dimension.
+
+    Returns:
+        The rank, at most the number of outputs times the number of samples.
+    """
+    kernel = _kernel(studied(model).double(), _double(x)).detach()
     values = torch.linalg.eigvalsh(kernel)
     return int((values > 1e-12 * values[-1]).sum())
 
@@ -143,10 +196,9 @@ def _flows(
     model: Studied, loss: Loss, x: Inputs, y: Tensor, times: Tensor, alpha: float, centred: bool, rtol: float
 ) -> tuple[Trajectory, Trajectory]:
     """Equations (4) and (5), neither stopped early."""
-    told = {"alpha": alpha, "centred": centred, "times": times, "keep_params": True}
-    solver = {"rtol": rtol, "atol": rtol / 1e3, "tolerance": 0.0}
-    path = gradient_flow(model, loss, x, y, **told, **solver)  # type: ignore[arg-type]
-    return path, tangent_flow(model, loss, x, y, **told, **solver)  # type: ignore[arg-type]
+    options: dict[str, Any] = {"alpha": alpha, "centred": centred, "times": times, "keep_params": True}
+    options |= {"rtol": rtol, "atol": rtol / 1e3, "tolerance": 0.0}
+    return gradient_flow(model, loss, x, y, **options), tangent_flow(model, loss, x, y, **options)
 
 
 def _apart(a: Trajectory, b: Trajectory, what: str) -> float:
@@ -159,30 +211,16 @@ def _steepest(model: Studied, x: Inputs | None) -> float:
     """sup_x ‖D_w f(w₀, x)‖, by which an error in the weights is seen in the outputs."""
     if x is None:
         return 0.0
-    return math.sqrt(float(model.coordinates(x, centred=True).kernel().diagonal().max()))
+    return math.sqrt(float(_kernel(model, x).diagonal().max()))
 
 
-def _double(model: Studied | nn.Module) -> Studied:
-    model = studied(model)
-    return (
-        model.to(torch.float64)
-        if isinstance(model, TwoLayer)
-        else model.double()
-        if isinstance(model, Model)
-        else model
-    )
+def _double(x: Inputs) -> Inputs:
+    return changed(x, lambda t: t.double() if t.is_floating_point() else t)
 
 
-def _double_inputs(x: Inputs) -> Inputs:
-    return x.double() if isinstance(x, Tensor) and x.is_floating_point() else x
-
-
-def _kernel(model: Studied, v: Params, alpha: float, x: Inputs) -> Tensor:
-    """Dh Dhᵀ at w₀ + v/α."""
-    if isinstance(model, TwoLayer):
-        return model.moved(v, alpha).coordinates(x, centred=True).kernel()
-    assert isinstance(model, Model)
-    return model.at({k: w + v[k] / alpha for k, w in model.params.items()}).coordinates(x, centred=True).kernel()
+def _kernel(model: Studied, x: Inputs) -> Tensor:
+    """The tangent kernel Dh Dhᵀ of a model at its own weights."""
+    return model.coordinates(x, centred=True).kernel()
 
 
 def _flat(params: Params) -> Tensor:
@@ -203,10 +241,9 @@ def _beyond(
         return torch.full((count,), math.nan, dtype=torch.float64, device="cpu")
     # αf̄ = αf(w₀) + Df(w₀)v̄: the offset is in both, so the centred maps are compared
     bent, straight = model.coordinates(x, alpha, centred=True), model.coordinates(x, math.inf, centred=True)
-    moments: Sequence[int] = range(count)
     with torch.no_grad():
         gaps = [
             bent.outputs({k: v[i] for k, v in path.items()}) - straight.outputs({k: v[i] for k, v in tangent.items()})
-            for i in moments
+            for i in range(count)
         ]
     return torch.stack([gap.flatten(1).norm(dim=1).max() if gap.ndim > 1 else gap.abs().max() for gap in gaps])

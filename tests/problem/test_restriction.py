@@ -5,12 +5,12 @@ from __future__ import annotations
 import pytest
 import torch
 from sklearn.linear_model import Ridge
+from tests.problem.restriction import NeuralTangent, RandomFeatures, Restriction
 from torch import Generator, Tensor
 
 from lazyscope.errors import InputError
 from lazyscope.flow.descent import stochastic_gradient_descent
 from lazyscope.loss import Square
-from lazyscope.model.restriction import NeuralTangent, RandomFeatures, Restriction
 from lazyscope.model.two_layer import TwoLayer
 
 torch.manual_seed(0)

@@ -7,8 +7,8 @@ import math
 import pytest
 import torch
 
+from lazyscope.app.compute.risk_curves import LAWS, RiskCurves, mixture_risk_curves, quadratic_risk_curves, spectrum
 from lazyscope.errors import InputError
-from lazyscope.problem.rivals import LAWS, Rivals, mixture_rivals, quadratic_rivals, spectrum
 from lazyscope.theory import high_dimension as theory
 
 WIDTHS = [10, 20, 40, 60]
@@ -29,16 +29,16 @@ def test_an_unknown_law_is_refused() -> None:
         spectrum("cubic", 20, 0)
 
 
-def rivals(law: str, *, mixture: bool = False) -> tuple[torch.Tensor, Rivals]:
+def curves(law: str, *, mixture: bool = False) -> tuple[torch.Tensor, RiskCurves]:
     values = spectrum(law, 60, 0)
     gamma = torch.full_like(values, 1 / 60)
-    make = mixture_rivals if mixture else quadratic_rivals
+    make = mixture_risk_curves if mixture else quadratic_risk_curves
     return values, make(values, gamma, WIDTHS, seed=0, frames=12)
 
 
 @pytest.mark.parametrize("mixture", [False, True])
 def test_training_falls_to_what_theory_says(mixture: bool) -> None:
-    values, seen = rivals("exponential", mixture=mixture)
+    values, seen = curves("exponential", mixture=mixture)
     assert bool((seen.network[1:] <= seen.network[:-1] + 1e-9).all())
     assert len(seen.times) == len(seen.network)
     tail = theory.network(torch.tensor(WIDTHS), theory.within_classes(values) if mixture else values)
@@ -48,9 +48,9 @@ def test_training_falls_to_what_theory_says(mixture: bool) -> None:
 
 
 def test_random_features_keep_their_limit() -> None:
-    _, flat = rivals("flat")
+    _, flat = curves("flat")
     assert flat.limit == pytest.approx(0, abs=1e-12)  # Γ ∝ B
-    values, seen = rivals("1/i")
+    values, seen = curves("1/i")
     cosine = float(values.sum() / (values.norm() * math.sqrt(60)))
     assert seen.limit == pytest.approx(1 - cosine**2)
     assert float(seen.lines["RF"].min()) > seen.limit
@@ -58,7 +58,7 @@ def test_random_features_keep_their_limit() -> None:
 
 
 def test_the_order_of_the_three() -> None:
-    _, seen = rivals("exponential")
+    _, seen = curves("exponential")
     few = seen.counts < 60
     rf, nt, nn = (seen.lines[name][few] for name in ("RF", "NT", "NN"))
     assert bool((rf > nt).all())
@@ -66,6 +66,6 @@ def test_the_order_of_the_three() -> None:
 
 
 def test_the_mixture_stays_above_bayes() -> None:
-    values, seen = rivals("exponential", mixture=True)
+    values, seen = curves("exponential", mixture=True)
     assert seen.bayes == pytest.approx(float(theory.bayes_risk(values)))
     assert float(seen.network.min()) > seen.bayes > 0

@@ -9,11 +9,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from lazyscope.app.compute.student import Lesson, Pair, circle_teacher, student, teach
 from lazyscope.errors import InputError
 from lazyscope.flow.descent import gradient_descent
 from lazyscope.loss import Huber, Logistic, Loss, Square
 from lazyscope.model.two_layer import TwoLayer
-from lazyscope.problem.student import Lesson, Pair, circle_teacher, student, teach
 from lazyscope.problem.teacher import Teacher
 
 

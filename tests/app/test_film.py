@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import torch
 
+from lazyscope.app.compute.film import REACH, MarginFilm, both_layers, features, output_layer
 from lazyscope.data.clusters import Clusters
 from lazyscope.flow.margin import BothLayers, Linear, margin_flow
-from lazyscope.problem.film import REACH, MarginFilm, both_layers, features, output_layer
 
 
 def task() -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:

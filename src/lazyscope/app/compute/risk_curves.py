@@ -16,8 +16,8 @@ from lazyscope.errors import InputError
 from lazyscope.flow.descent import log_spaced
 from lazyscope.model.hermite import expand
 from lazyscope.problem.mixture import Mixture
-from lazyscope.problem.one_pass import Nets
 from lazyscope.problem.quadratic import Quadratic, exponential, gaussian
+from lazyscope.solve.one_pass import Nets
 from lazyscope.theory import high_dimension as theory
 
 LAWS = ("exponential", "flat", "i^(-1/2)", "1/i")
@@ -43,7 +43,7 @@ def spectrum(law: str, dim: int, seed: int) -> Float[Tensor, " d"]:
 
 @final
 @dataclass(frozen=True)
-class Rivals:
+class RiskCurves:
     """Risks over var(y): lines of theory at the N of `counts`, and exact risks of one draw of weights.
 
     The net's are those along its training: T moments of the exact population flow (quadratic target), or of descent on
@@ -66,9 +66,9 @@ class Rivals:
     """What is left to random features when N/d → ∞: 1 - cos²(B, Γ), or the mixture's risk that belongs to it."""
 
 
-def quadratic_rivals(
+def quadratic_risk_curves(
     values: Float[Tensor, " d"], gamma: Float[Tensor, " d"], widths: Sequence[int], *, seed: int, frames: int
-) -> Rivals:
+) -> RiskCurves:
     """The target xᵀBx - Tr B, B = diag(values); random features with weights of covariance Γ = diag(gamma)."""
     problem, dim = Quadratic(values[None]), len(values)
     counts, lines = _theory(values, gamma)
@@ -77,7 +77,7 @@ def quadratic_rivals(
     times = torch.logspace(math.log10(end / 1000), math.log10(end), frames - 1, dtype=torch.float64, device="cpu")
     net = Nets.draw(widths, dim, [seed], torch.ones_like).padded()[0].double()
     path = torch.cat([net[None], problem.flow(net, times.tolist())])
-    return Rivals(
+    return RiskCurves(
         counts,
         lines,
         forms.risk(forms.random_features(_first(w, dim) * gamma.sqrt()))[0],
@@ -90,9 +90,9 @@ def quadratic_rivals(
     )
 
 
-def mixture_rivals(
+def mixture_risk_curves(
     values: Float[Tensor, " d"], gamma: Float[Tensor, " d"], widths: Sequence[int], *, seed: int, frames: int
-) -> Rivals:
+) -> RiskCurves:
     """Labels of N(0, I ± Δ), Δ = diag(values), in square loss."""
     problem, dim = Mixture(values[None]), len(values)
     counts, lines = _theory(values, gamma)
@@ -101,7 +101,7 @@ def mixture_rivals(
     marks = log_spaced(_DESCENT, frames)
     for before, after in pairwise(marks):
         path.append(forms.descend(path[-1], after - before))
-    return Rivals(
+    return RiskCurves(
         counts,
         {name: theory.mixture(risk, values) for name, risk in lines.items()},
         forms.risk(forms.random_features(_first(w, dim) * gamma.sqrt()))[0],

@@ -12,13 +12,13 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 import lazyscope as ls
+from lazyscope.certify.comparison import certify, compare, rank
 from lazyscope.errors import InputError, ModelError, ScaleError
 from lazyscope.linalg.bilinear import bilinear_norm
 from lazyscope.loss import Exponential, Huber, Logistic, Penalised, Square
 from lazyscope.model.base import Model
 from lazyscope.model.jacobian import SecondDerivative
 from lazyscope.model.two_layer import TwoLayer
-from lazyscope.problem.comparison import certify, compare, rank
 from lazyscope.problem.random_problem import RandomProblem
 from lazyscope.theory.certificate import Verdict
 from lazyscope.theory.constants import BOUNDS, GivenConstants, SampledConstants, TwoLayerConstants, singular_values

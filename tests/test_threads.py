@@ -1,0 +1,127 @@
+"""Every public function may be called from several threads at once: no error, and the numbers of one thread."""
+
+from __future__ import annotations
+
+import os
+import random
+import sys
+import threading
+import warnings
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+import torch
+from tests.entrances import ENTRANCES, Data, Numbers, encoder, mlp
+from tests.test_global_state import state
+from torch import nn
+
+import lazyscope as ls
+
+ROUNDS = 200 if os.environ.get("LAZYSCOPE_SLOW") == "1" else 2
+MAKERS = (mlp, encoder)
+
+
+@pytest.fixture
+def often() -> Iterator[None]:
+    """Threads take turns a hundred times as often as by default."""
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(5e-5)
+    yield
+    sys.setswitchinterval(before)
+
+
+@pytest.fixture(scope="module")
+def expected() -> list[dict[str, Numbers]]:
+    """What one thread computes."""
+    return [{name: compute(make()) for name, compute in ENTRANCES.items()} for make in MAKERS]
+
+
+def agrees(found: Numbers, expected: Numbers) -> bool:
+    """Up to what the alignment of memory does to sums."""
+    return found.keys() == expected.keys() and all(
+        torch.allclose(found[key], value, rtol=1e-9, atol=1e-12) for key, value in expected.items()
+    )
+
+
+@pytest.mark.timeout(7200)
+def test_two_threads_compute_what_one_does(often: None, expected: list[dict[str, Numbers]]) -> None:
+    before = {**state(), "random": None}  # nets draw their weights from it
+    problems: list[str] = []
+
+    def work(thread: int, start: threading.Barrier) -> None:
+        order = random.Random(thread)
+        for number in range(ROUNDS):
+            which = (thread + number) % 2
+            names = sorted(ENTRANCES)
+            order.shuffle(names)
+            start.wait(600)
+            data: Data = MAKERS[which]()
+            for name in names:
+                try:
+                    if not agrees(ENTRANCES[name](data), expected[which][name]):
+                        problems.append(f"round {number}, {name}: other numbers")
+                except Exception as error:
+                    problems.append(f"round {number}, {name}: {type(error).__name__}: {str(error)[:200]}")
+
+    barrier = threading.Barrier(2)
+    threads = [threading.Thread(target=work, args=(number, barrier)) for number in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert problems == []
+    assert {**state(), "random": None} == before
+
+
+def test_one_model_is_studied_by_two_threads_at_once(often: None) -> None:
+    """Graphs are kept by the model, and evaluating a module exchanges its weights for others."""
+    for make in MAKERS:
+        data = make()
+        expected = ls.tangent_kernel(data.net, data.x)
+        for _ in range(ROUNDS):
+            model, found = ls.Model(data.net), together(lambda m=model, d=data: ls.tangent_kernel(m, d.x))
+            assert all(torch.allclose(kernel, expected, rtol=1e-9) for kernel in found)
+
+
+def together(compute: Callable[[], torch.Tensor]) -> list[torch.Tensor]:
+    """What two threads compute that start at once."""
+    start = threading.Barrier(2)
+
+    def wait_and_compute(_: int) -> torch.Tensor:
+        start.wait(60)
+        return compute()
+
+    with ThreadPoolExecutor(2) as pool:
+        return list(pool.map(wait_and_compute, range(2)))
+
+
+class Kinked(nn.Module):
+    """A net that every inspection and every κ has something to say about."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.net = mlp().net
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        out: torch.Tensor = self.net(x).relu() + 0.1 * self.net(x)
+        return out
+
+
+def test_notices_stay_in_their_thread(often: None) -> None:
+    """An inspection makes them notes of its own report; in other threads they are warnings, as before and afterwards."""
+    data, net = mlp(), Kinked()
+    filters = list(warnings.filters)
+    reports: list[ls.Report] = []
+    inspecting = threading.Thread(
+        target=lambda: reports.append(ls.inspect(net, data.x, data.y, alphas=[], steps=2, seconds=600))
+    )
+    inspecting.start()
+    while inspecting.is_alive():
+        with pytest.raises(ls.KinkWarning):
+            ls.relative_scale(net, data.x, data.y, starts=1)
+    inspecting.join()
+    assert sum("kinks" in note for note in reports[0].notes) == 1
+    assert warnings.filters == filters
+    with pytest.raises(ls.KinkWarning):
+        ls.relative_scale(net, data.x, data.y, starts=1)
