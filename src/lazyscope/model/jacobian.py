@@ -230,8 +230,8 @@ class SecondDerivative(Bilinear):
 def _core() -> dict[Any, Callable[..., Any]]:
     """Return torch's decompositions of operations into others that can be differentiated twice.
 
-    Torch (2.6 to 2.13) has no nested derivatives for SiLU, GLU, group normalisation and others. Those of layer and batch
-    normalisation are wrong, since their forward-mode rules treat the mean and the variance as constants. The
+    Torch (2.6 to 2.13) has no nested derivatives for SiLU, GLU, group normalisation and others. Those of layer and
+    batch normalisation are wrong, since their forward-mode rules treat the mean and the variance as constants. The
     derivatives of the operations that these decompose into are correct.
     """
     aten = torch.ops.aten

@@ -29,7 +29,7 @@ _SMALL = 1e-8
 
 @dataclass(frozen=True)
 class Start:
-    """The values at the initialisation. Those that α multiplies are in float64, since α multiplies their rounding too."""
+    """The values at the initialisation. Those that α multiplies are in float64, as α also multiplies their rounding."""
 
     x: Float[Tensor, "own n d"]
     a: Float[Tensor, "own shared m"]

@@ -111,9 +111,7 @@ def _compared(model: Model, x: Inputs, rows: Tensor) -> Coupling | None:
             continue
         if together.ndim == 0 or len(together) != len(rows) or any(a.numel() != together[0].numel() for a in alone):
             return Coupling.COUPLED
-        apart = torch.stack(
-            [each.reshape(together.shape[1:]) for each in alone]
-        )  # a single sample may lose its dimension
+        apart = torch.stack([each.reshape(together.shape[1:]) for each in alone])  # one sample may lose a dimension
         bound = _TOLERANCE.get(dtype, 0.1) * float(apart.abs().max())
         if not bool(apart.isfinite().all()):
             continue
