@@ -1,4 +1,4 @@
-"""Dynamics in tangent coordinates: descents, the gradient flow (4), the tangent flow (5); batched."""
+"""Batched training dynamics in tangent coordinates: descents, the gradient flow (4) and the tangent flow (5)."""
 
 from lazyscope.flow.base import Observer, Progress, Status, Trajectory
 from lazyscope.flow.descent import Schedule, gradient_descent, log_spaced, stochastic_gradient_descent

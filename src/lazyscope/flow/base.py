@@ -1,4 +1,4 @@
-"""What every flow returns: a `Trajectory` with a `Status`; divergence is a result, not an exception."""
+"""The result of every flow: a `Trajectory` with a `Status`. Divergence is a result, not an exception."""
 
 from __future__ import annotations
 
@@ -18,35 +18,36 @@ from lazyscope.flow.objective import Objective, flat
 from lazyscope.progress import Bar, quiet
 
 Observer: TypeAlias = Callable[[Params], Mapping[str, Tensor]]
-"""Measures something at v, such as a test loss; called at the recorded times, without autograd."""
+"""A function that measures quantities at v, such as a test loss; it is called at the recorded times, without autograd.
+"""
 
 Progress: TypeAlias = Callable[[float], None]
-"""Told the fraction of the way, from 0 to 1, at the recorded times."""
+"""A callback that receives the completed fraction, from 0 to 1, at the recorded times."""
 
 
 @contextmanager
 def followed(title: str, total: Number, progress: Progress | None) -> Iterator[Bar]:
-    """A line of progress on the terminal, unless the caller is told of it and shows it in another way.
+    """Show a progress bar on the terminal, unless the caller passes a callback to show progress in another way.
 
     Args:
         title: What is computed.
-        total: How much there is to do.
-        progress: What the caller is told by, if anything.
+        total: The amount of work.
+        progress: The callback of the caller, or `None`.
 
     Returns:
-        A context manager with the bar to advance.
+        A context manager with the progress bar to advance.
     """
     with nullcontext() if progress is None else quiet(), Bar(title, total) as bar:
         yield bar
 
 
 def counted(steps: int, title: str, progress: Progress | None) -> Iterator[int]:
-    """The numbers of the steps, with a line of progress as in `followed`.
+    """Iterate over the steps, with a progress bar as in `followed`.
 
     Args:
-        steps: How many.
+        steps: The number of steps.
         title: What is computed.
-        progress: What the caller is told by, if anything.
+        progress: The callback of the caller, or `None`.
 
     Returns:
         An iterator over 0 … steps - 1.
@@ -58,49 +59,54 @@ def counted(steps: int, title: str, progress: Progress | None) -> Iterator[int]:
 
 
 class Status(StrEnum):
-    """How a member's trajectory ended."""
+    """How the trajectory of a member ended."""
 
     CONVERGED = "converged"
-    """‖∇_v R‖ fell to `tolerance` times its value at the start; the member rests from there on."""
+    """‖∇_v R‖ fell to `tolerance` times its initial value; the member does not move after that."""
     HORIZON = "horizon"
-    """The last time or step came first."""
+    """The last time or step was reached before convergence."""
     DIVERGED = "diverged"
-    """The loss blew up or was not finite, or the solver's step underflowed; the member is held there."""
+    """The loss became too large or was not finite, or the step of the solver underflowed; the member does not move
+    after that."""
 
 
 @final
 @dataclass(frozen=True, repr=False)
 class Trajectory:
-    """A path v(t) in tangent coordinates, recorded at T times, of one model (`batch` is `()`) or many."""
+    """A path v(t) in tangent coordinates, recorded at T times, of one model (`batch` is `()`) or of a batch."""
 
     times: Float[Tensor, "T ..."]
-    """(T,), float64 on the CPU: time, Σ lr for descents; `(T, *batch)` if each member has its own lr."""
+    """The recorded times, in float64 on the CPU, of shape (T,). For a descent, time is Σ lr, and the shape is
+    `(T, *batch)` if the members have different step sizes."""
     outputs: Float[Tensor, "T ..."]
-    """y_α(v), (T, *batch, n, …)."""
+    """The outputs y_α(v), of shape (T, *batch, n, …)."""
     loss: Float[Tensor, "T *batch"]
-    """R(y_α(v))."""
+    """The loss R(y_α(v))."""
     travel: Float[Tensor, "T *batch"]
-    """‖v‖, Euclidean: α‖w - w₀‖, which has a limit at α = ∞."""
+    """The Euclidean norm ‖v‖ = α‖w - w₀‖, which has a limit as α → ∞."""
     alpha: Float[Tensor, "*batch"]
+    """The scale α of each member."""
     converged: Bool[Tensor, "*batch"]
+    """Whether each member converged."""
     diverged: Bool[Tensor, "*batch"]
+    """Whether each member diverged."""
     steps: Int[Tensor, "T"] | None = None
-    """The recorded steps of a descent."""
+    """The recorded steps of a descent; `None` for a flow."""
     params: dict[str, Tensor] | None = None
-    """v by name, (T, *batch, …), on request."""
+    """The coordinates v by parameter name, each of shape (T, *batch, …), if `keep_params` was set."""
     observed: dict[str, Tensor] = field(default_factory=dict)
-    """What the observer returned, stacked over the times."""
+    """The measurements of the observer, stacked over the times."""
 
     @property
     def displacement(self) -> Float[Tensor, "T *batch"]:
-        """‖w - w₀‖ = ‖v‖/α, Euclidean; 0 at α = ∞."""
+        """The Euclidean norm ‖w - w₀‖ = ‖v‖/α, which is 0 at α = ∞."""
         return self.travel / self.alpha.to(self.travel)
 
     @property
     def status(self) -> Any:
-        """The `Status` of a single model; for a batch a NumPy array of them, as in `(t.status == …).any()`."""
+        """The `Status` of a single model, or a NumPy array of them for a batch, as in `(t.status == …).any()`."""
         names = np.empty(tuple(self.alpha.shape), dtype=object)
-        names.fill(Status.HORIZON)  # np.full would make it a plain string
+        names.fill(Status.HORIZON)  # np.full would convert it to a plain string
         names[self.converged.cpu().numpy()] = Status.CONVERGED
         names[self.diverged.cpu().numpy()] = Status.DIVERGED
         return names if names.ndim else names.item()
@@ -120,9 +126,9 @@ class Trajectory:
 
 
 class Recording:
-    """Collects a trajectory as a flow moves along.
+    """Collects the trajectory of a flow.
 
-    A member that has ended is not moved any more, so the last entry repeats when all have ended.
+    A member that has ended does not move any more, so the last entry is repeated when all members have ended.
     """
 
     def __init__(self, objective: Objective, observe: Observer | None, keep_params: bool) -> None:
@@ -135,15 +141,15 @@ class Recording:
 
     @property
     def needs_params(self) -> bool:
-        """Whether someone looks at v itself; a flow in function space need not compute it otherwise."""
+        """Whether v itself is needed; otherwise a flow in function space does not have to compute it."""
         return self.keep_params or self.observe is not None
 
     @torch.no_grad()
     def add(self, v: Params, outputs: Tensor | None = None, travel: Tensor | None = None) -> Tensor:
-        """Records v, with outputs and ‖v‖ where the flow has them otherwise than by y_α(v); returns the loss."""
+        """Record v and return the loss; a flow that already has the outputs and ‖v‖ can pass them."""
         batch = self.objective.coordinates.batch
         if outputs is None:
-            outputs = self.objective.coordinates.outputs(v).clone()  # h(w) = w may hand back v itself, which moves on
+            outputs = self.objective.coordinates.outputs(v).clone()  # h(w) = w may return v itself, which changes
         if travel is None:
             travel = torch.linalg.vector_norm(flat(v, batch), dim=-1)
         loss = self.objective.risk(outputs)
@@ -161,7 +167,7 @@ class Recording:
         diverged: Bool[Tensor, "*batch"],
         steps: Int[Tensor, "T"] | None = None,
     ) -> Trajectory:
-        """The whole; what was not reached, because all members had ended, repeats the last entry."""
+        """Build the trajectory; times that were not reached because all members had ended repeat the last entry."""
         count = len(times)
         return Trajectory(
             times=times,

@@ -1,4 +1,4 @@
-"""Gradient descent in tangent coordinates: v ← v - lr·∇_v R(y_α(v)), all members at once."""
+"""Gradient descent in tangent coordinates, v ← v - lr·∇_v R(y_α(v)), for all members of a batch at once."""
 
 from __future__ import annotations
 
@@ -23,14 +23,17 @@ from lazyscope.model.base import studied
 from lazyscope.model.coordinates import Alpha, Studied
 
 Rate: TypeAlias = Number | Sequence[Number] | Tensor
-"""A step size, or one for each member of a batch."""
+"""A step size, or one step size for each member of a batch."""
 
 Schedule: TypeAlias = Callable[[int], Number]
-"""step ↦ the factor on lr."""
+"""A function from the step to the factor that multiplies lr."""
 
 DIVERGED = 1e6
-"""A member has diverged when its loss exceeds this many times 1 + its loss at the start. Stable descent never
-rises; the catapults of large steps (Lewkowycz et al., 2020) do, by some orders of magnitude, and come back."""
+"""A member has diverged when its loss exceeds this number times (1 + its initial loss).
+
+The loss never increases in stable descent. In a catapult at a large step size (Lewkowycz et al., 2020), it increases by
+some orders of magnitude and then decreases again.
+"""
 
 
 @without_autocast
@@ -52,35 +55,46 @@ def gradient_descent(
     keep_params: bool = False,
     progress: Progress | None = None,
 ) -> Trajectory:
-    """Equation (4) discretised: v ← v - lr·∇_v R(y_α(v)), which is w ← w - lr·∇F_α(w), on all of the data.
+    """Train a scaled model by full-batch gradient descent in tangent coordinates.
 
-    A member that diverges is held, and the others go on.
+    The step v ← v - lr·∇_v R(y_α(v)) is w ← w - lr·∇F_α(w), with F_α(w) = R(αh(w))/α², and discretises equation (4). If
+    a member of a batch diverges, it stops moving and the others continue.
 
     Args:
-        model: A module, a `Model`, or another model that has tangent coordinates.
-        loss: One of `lazyscope.loss`.
-        x: Inputs of n samples.
-        y: Their targets, as the loss takes them: a tensor, array or nested list.
-        lr: The step size, a number or one for each member (shape `batch`).
+        model: The module, `Model` or other model with tangent coordinates to train. It is not modified.
+        loss: The loss, one of `lazyscope.loss`.
+        x: The inputs of n samples.
+        y: The targets in the form that the loss takes, as a tensor, an array or a nested list.
+        lr: The step size, one number or one for each member (of shape `batch`).
         steps: The number of steps.
-        alpha: The scale α, or one for each member of a batch; `math.inf` is the tangent model.
-        centred: Whether h(w₀) is subtracted from the outputs, so that they start at 0.
-        momentum: That of `torch.optim.SGD`: m ← momentum·m + ∇R, v ← v - lr·schedule(step)·m.
-        schedule: step ↦ the factor on lr.
-        record: The steps to record, or how many, evenly spaced from 0 to `steps` (`log_spaced` makes a list).
-        tolerance: A member rests when, at a recorded step, ‖∇_v R‖ is at most this times its value at the start (0:
-            never).
-        observe: Measures something at v, called at the recorded steps; see `Trajectory.observed`.
-        keep_params: Whether v itself is kept at the recorded steps.
-        progress: Told the share of the way, from 0 to 1, at the recorded steps; then no line of progress is shown.
+        alpha: The scale α, one number or one for each member of a batch; `math.inf` trains the tangent model.
+        centred: Whether to subtract h(w₀) from the outputs, so that they start at 0.
+        momentum: The momentum as in `torch.optim.SGD`: m ← momentum·m + ∇R, v ← v - lr·schedule(step)·m.
+        schedule: A function from the step to the factor that multiplies `lr`. `None` keeps `lr` constant.
+        record: The steps to record, for instance from `log_spaced`, or the number of steps to record, evenly spaced
+            from 0 to `steps`.
+        tolerance: A member has converged when, at a recorded step, ‖∇_v R‖ is at most `tolerance` times its initial
+            value. With 0, a member never stops early.
+        observe: A function that is called with v at the recorded steps and returns measurements, which are stored in
+            `Trajectory.observed`.
+        keep_params: Whether to store v at the recorded steps.
+        progress: A callback that receives the completed fraction, from 0 to 1, at the recorded steps. If it is given,
+            no progress bar is shown.
 
     Returns:
-        The trajectory, with a status; divergence is a result.
+        The trajectory with its status. Divergence is reported by the status and does not raise.
 
     Raises:
-        InputError: If data, targets or numbers are not as said.
-        ModelError: If the model cannot be studied as it is.
+        InputError: If the data, the targets or a number are invalid.
+        ModelError: If the model cannot be traced or differentiated.
         ScaleError: If α is not positive.
+
+    Example:
+        >>> from lazyscope.loss import Square
+        >>> x = torch.tensor([[1.0], [2.0]])
+        >>> path = gradient_descent(torch.nn.Linear(1, 1), Square(), x, 3 * x, lr=0.2, steps=500, alpha=100.0)
+        >>> path.status, float(path.loss[-1]) < 1e-6
+        (<Status.HORIZON: 'horizon'>, True)
     """
     objective = Objective.of(studied(model), loss, x, y, alpha, centred)
     descent = Descent(objective, lr, steps, momentum, schedule, record, tolerance)
@@ -108,37 +122,54 @@ def stochastic_gradient_descent(
     keep_params: bool = False,
     progress: Progress | None = None,
 ) -> Trajectory:
-    """As `gradient_descent`, with the gradient of each step on what the sampler draws.
+    """Train a scaled model by stochastic gradient descent in tangent coordinates.
 
-    The trajectory (outputs, loss, convergence) is recorded on x and y. Members of a batch see the same samples.
+    The steps are those of `gradient_descent`, but the gradient of each step is taken on the samples that the sampler
+    draws. The trajectory (outputs, loss, convergence) is recorded on `x` and `y`. All members of a batch are trained on
+    the same samples.
 
     Args:
-        model: A module, a `Model`, or another model that has tangent coordinates.
-        loss: One of `lazyscope.loss`.
-        x: Inputs of n samples.
-        y: Their targets, as the loss takes them: a tensor, array or nested list.
-        sampler: `Minibatches(x, y, 128)`, or any function (step, generator) ↦ (x, y) for a stream of fresh samples,
-            which descends the population loss.
-        lr: The step size, a number or one for each member (shape `batch`).
+        model: The module, `Model` or other model with tangent coordinates to train. It is not modified.
+        loss: The loss, one of `lazyscope.loss`.
+        x: The inputs of n samples, on which the trajectory is recorded.
+        y: The targets in the form that the loss takes, as a tensor, an array or a nested list.
+        sampler: `Minibatches(x, y, 128)`, or any function from (step, generator) to (x, y). A sampler that draws new
+            samples at each step gives stochastic gradient descent on the population loss.
+        lr: The step size, one number or one for each member (of shape `batch`).
         steps: The number of steps.
-        seed: Of the generator, which is on the CPU, so that every machine draws the same.
-        alpha: The scale α, or one for each member of a batch; `math.inf` is the tangent model.
-        centred: Whether h(w₀) is subtracted from the outputs, so that they start at 0.
-        momentum: As in `gradient_descent`.
-        schedule: As in `gradient_descent`.
-        record: As in `gradient_descent`.
-        tolerance: As in `gradient_descent`.
-        observe: Measures something at v, called at the recorded steps; see `Trajectory.observed`.
-        keep_params: Whether v itself is kept at the recorded steps.
-        progress: Told the share of the way, from 0 to 1, at the recorded steps; then no line of progress is shown.
+        seed: The seed of the generator that is passed to the sampler. The generator is on the CPU, so the draws do not
+            depend on the device.
+        alpha: The scale α, one number or one for each member of a batch; `math.inf` trains the tangent model.
+        centred: Whether to subtract h(w₀) from the outputs, so that they start at 0.
+        momentum: The momentum as in `torch.optim.SGD`: m ← momentum·m + ∇R, v ← v - lr·schedule(step)·m.
+        schedule: A function from the step to the factor that multiplies `lr`. `None` keeps `lr` constant.
+        record: The steps to record, for instance from `log_spaced`, or the number of steps to record, evenly spaced
+            from 0 to `steps`.
+        tolerance: A member has converged when, at a recorded step, ‖∇_v R‖ on `x` and `y` is at most `tolerance` times
+            its initial value. With 0, a member never stops early.
+        observe: A function that is called with v at the recorded steps and returns measurements, which are stored in
+            `Trajectory.observed`.
+        keep_params: Whether to store v at the recorded steps.
+        progress: A callback that receives the completed fraction, from 0 to 1, at the recorded steps. If it is given,
+            no progress bar is shown.
 
     Returns:
-        The trajectory, with a status; divergence is a result.
+        The trajectory with its status. Divergence is reported by the status and does not raise.
 
     Raises:
-        InputError: If data, targets or numbers are not as said.
-        ModelError: If the model cannot be studied as it is.
+        InputError: If the data, the targets or a number are invalid.
+        ModelError: If the model cannot be traced or differentiated.
         ScaleError: If α is not positive.
+
+    Example:
+        >>> from lazyscope.flow import Minibatches
+        >>> from lazyscope.loss import Square
+        >>> x = torch.linspace(-1, 1, 8)[:, None]
+        >>> path = stochastic_gradient_descent(
+        ...     torch.nn.Linear(1, 1), Square(), x, 3 * x, sampler=Minibatches(x, 3 * x, 4), lr=0.5, steps=500
+        ... )
+        >>> path.status, float(path.loss[-1]) < 1e-6
+        (<Status.HORIZON: 'horizon'>, True)
     """
     model = studied(model)
     objective = Objective.of(model, loss, x, y, alpha, centred)
@@ -146,7 +177,7 @@ def stochastic_gradient_descent(
 
     def objectives() -> Iterator[Objective]:
         generator = torch.Generator("cpu").manual_seed(seed)
-        # The first draw is checked in full, later ones in their shapes: looking at values waits for the GPU.
+        # The first draw is fully checked. For later draws only shapes are checked, as reading values waits for the GPU.
         inputs, target = sampler(0, generator)
         first = Objective.of(model, loss, inputs, target, alpha, centred)
         yield first
@@ -158,7 +189,7 @@ def stochastic_gradient_descent(
 
 
 class Descent:
-    """The loop that both descents share."""
+    """The loop of both descents."""
 
     def __init__(
         self,
@@ -181,7 +212,7 @@ class Descent:
         self.tolerance = tolerance
 
     def times(self) -> Float[Tensor, "T ..."]:
-        """Σ lr·schedule up to each recorded step."""
+        """Compute Σ lr·schedule up to each recorded step."""
         elapsed = torch.tensor([0.0, *itertools.accumulate(self.factors)], dtype=torch.float64, device="cpu")[
             self.marks
         ]
@@ -195,7 +226,7 @@ class Descent:
         keep_params: bool,
         progress: Progress | None,
     ) -> Trajectory:
-        """Descends the objectives, one a step."""
+        """Run the descent, with one objective per step."""
         recording = Recording(self.objective, observe, keep_params)
         v = self.objective.coordinates.zeros()
         velocity = {name: torch.zeros_like(value) for name, value in v.items()}
@@ -218,8 +249,8 @@ class Descent:
                 if step == last or not bool(moving.any()):
                     break
             loss, gradient = next(objectives).gradient(v)
-            # Masks, no branch: on a GPU the host would wait for the loss at every step. And no product with 0, which
-            # would leave the NaN of a gradient that has overflowed.
+            # Use masks rather than branches, since the host would wait for the loss on a GPU at every step. Do not
+            # multiply by 0, since NaN in a gradient that has overflowed would remain.
             moving = moving & (loss <= limit)
             for name, value in v.items():
                 direction = gradient[name]
@@ -238,20 +269,29 @@ class Descent:
 
 
 def log_spaced(steps: int, count: int = 100) -> list[int]:
-    """0, and about `count` steps evenly spaced in their logarithm, up to `steps`.
+    """Choose logarithmically spaced steps to record.
 
-    >>> log_spaced(1000, 4)
-    [0, 1, 10, 100, 1000]
+    Args:
+        steps: The last step.
+        count: The approximate number of steps in addition to 0. Steps that coincide after rounding are merged.
+
+    Returns:
+        Step 0 and the chosen steps from 1 to `steps`, in increasing order.
+
+    Example:
+        >>> log_spaced(1000, 4)
+        [0, 1, 10, 100, 1000]
     """
     return [0, *np.unique(np.geomspace(1, steps, count).round().astype(int)).tolist()]
 
 
 def check_lr(lr: Rate, batch: tuple[int, ...]) -> Tensor:
-    """The step size as float64 on the CPU, of shape () or `batch`."""
+    """Check the step size and return it as float64 on the CPU, of shape () or `batch`."""
     value = torch.as_tensor(lr, dtype=torch.float64, device="cpu").detach()
     if value.shape not in (torch.Size(), torch.Size(batch)):
         raise InputError(
-            f"The step size has shape {tuple(value.shape)}, the members {tuple(batch)}; pass one number, or one each."
+            f"The step size has shape {tuple(value.shape)} and the batch has shape {tuple(batch)}; pass one number, or"
+            " one for each member."
         )
     if not bool(((value > 0) & value.isfinite()).all()):
         raise InputError(f"The step size lr must be positive and finite, but it is {lr}; pass lr > 0.")
@@ -259,14 +299,14 @@ def check_lr(lr: Rate, batch: tuple[int, ...]) -> Tensor:
 
 
 def check_record(record: int | Sequence[int], steps: int) -> list[int]:
-    """The steps to record, increasing."""
+    """Check the steps to record and return them in increasing order."""
     if steps < 1:
         raise InputError(f"The number of steps is {steps}; pass at least 1.")
     if isinstance(record, int):
         if record < 2:
-            raise InputError(f"Cannot record {record} steps of a descent; record at least 2, its start and its end.")
+            raise InputError(f"Cannot record {record} steps of a descent; record at least 2, the first and the last.")
         return sorted(set(np.linspace(0, steps, record).round().astype(int).tolist()))
     marks = sorted({int(step) for step in record})
     if not marks or marks[0] < 0 or marks[-1] > steps:
-        raise InputError(f"The steps to record must lie in 0 … {steps}; drop the others.")
+        raise InputError(f"The steps to record must be between 0 and {steps}; remove the others.")
     return marks

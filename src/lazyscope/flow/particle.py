@@ -1,7 +1,7 @@
 """Particle gradient flow in mean-field time, w' = -m∇F_m(w) = -∇F'_μ(w_i), with or without noise (talk 004).
 
-As m grows it follows the Wasserstein gradient flow of F. Noise of temperature τ adds τ times the negative entropy to F:
-dw_i = -∇F'_μ(w_i) dt + √(2τ) dB_i, the noisy descent of Mei, Montanari and Nguyen (2018).
+As m grows, it converges to the Wasserstein gradient flow of F. Noise of temperature τ adds τ times the negative entropy
+to F: dw_i = -∇F'_μ(w_i) dt + √(2τ) dB_i, the noisy gradient descent of Mei, Montanari and Nguyen (2018).
 """
 
 from __future__ import annotations
@@ -22,27 +22,30 @@ from lazyscope.linalg.threads import threads_for
 from lazyscope.model.particles.energy import Energy
 
 Look: TypeAlias = Callable[[Tensor], Mapping[str, Tensor]]
-"""Measures something at the particles; called at the recorded steps."""
+"""A function that measures quantities of the particles; it is called at the recorded steps."""
 
 
 @final
 @dataclass(frozen=True, repr=False)
 class ParticlePath:
-    """Particles (*batch, m, p) along a flow, recorded at T times."""
+    """Particles of shape (*batch, m, p) along a flow, recorded at T times."""
 
     times: Float[Tensor, "T ..."]
-    """Mean-field time, Σ lr."""
+    """The mean-field time Σ lr."""
     value: Float[Tensor, "T *batch"]
-    """F(μ)."""
+    """The objective F(μ)."""
     final: Float[Tensor, "*batch m p"]
+    """The particles after the last step."""
     diverged: Bool[Tensor, "*batch"]
+    """Whether each member diverged."""
     particles: Float[Tensor, "T *batch m p"] | None = None
-    """On request."""
+    """The particles at the recorded steps, if `keep` was set."""
     observed: dict[str, Tensor] = field(default_factory=dict)
+    """The measurements of `look`, stacked over the steps."""
 
     @property
     def status(self) -> Any:
-        """The `Status` of one system; for a family a NumPy array of them."""
+        """The `Status` of one system, or a NumPy array of them for a batch."""
         names = np.where(self.diverged.cpu().numpy(), Status.DIVERGED, Status.HORIZON).astype(object)
         return names if names.ndim else names.item()
 
@@ -64,15 +67,36 @@ def particle_flow(
     keep: bool = False,
     progress: Progress | None = None,
 ) -> ParticlePath:
-    """Euler's method for w (*batch, m, p): w_i ← w_i - lr·∇F'_μ(w_i) + √(2·lr·τ) ξ_i; for lr → 0 the flow.
+    """Integrate the particle gradient flow by Euler's method.
 
-    `lr` is one number or one for each member. The same `lr` fits every width m: that is what mean-field time means.
-    Noise comes from a CPU generator, the same on every machine. A member whose F blows up is held: `diverged`.
+    The step is w_i ← w_i - lr·∇F'_μ(w_i) + √(2·lr·τ) ξ_i, which converges to the flow as lr → 0. In mean-field time,
+    the same `lr` is suitable for every number of particles m.
+
+    Args:
+        energy: The objective F.
+        start: The initial particles, of shape (*batch, m, p).
+        lr: The step size, one number or one for each member.
+        steps: The number of steps.
+        temperature: The temperature τ of the noise. With 0, there is no noise.
+        seed: The seed of the noise, which is drawn on the CPU, so that it does not depend on the device.
+        record: The steps to record, or the number of steps to record, evenly spaced.
+        look: A function that is called with the particles at the recorded steps and returns measurements.
+        keep: Whether to store the particles at the recorded steps.
+        progress: A callback that receives the completed fraction, from 0 to 1, at the recorded steps.
+
+    Returns:
+        The path. If F of a member becomes too large, the member stops moving and is marked as diverged.
+
+    Raises:
+        InputError: If the particles are not finite or have the wrong shape, or a number is invalid.
     """
     if start.ndim < 2 or not bool(start.isfinite().all()):
-        raise InputError(f"Particles are finite numbers (…, m, p), not {tuple(start.shape)}; reshape or clean them.")
+        raise InputError(
+            f"Particles must be finite and of shape (…, m, p), and have shape {tuple(start.shape)}; reshape or clean"
+            " them."
+        )
     if temperature < 0:
-        raise InputError(f"The temperature is {temperature}; pass one from 0 on.")
+        raise InputError(f"The temperature is {temperature}; pass a non-negative number.")
     batch = tuple(start.shape[:-2])
     rates, marks = check_lr(lr, batch), check_record(record, steps)
     rate = rates.to(start).expand(batch)[..., None, None]
@@ -83,7 +107,7 @@ def particle_flow(
     seen: list[Mapping[str, Tensor]] = []
     limit: Tensor | None = None
     moving = torch.ones(batch, dtype=torch.bool, device=start.device)
-    with threads_for(w[..., 0].numel() * w.shape[-2]):  # an interaction of all pairs
+    with threads_for(w[..., 0].numel() * w.shape[-2]):  # all pairs of particles interact
         for step in counted(last + 1, "particle flow", progress):
             value, field_at = energy.field(w)
             limit = DIVERGED * (1 + value.abs()) if limit is None else limit

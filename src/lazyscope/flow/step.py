@@ -1,4 +1,4 @@
-"""One step of stochastic descent that needs nothing from the host, so that a GPU can replay it as a graph."""
+"""One step of stochastic gradient descent without host synchronisation, so that a GPU can replay it as a CUDA graph."""
 
 from __future__ import annotations
 
@@ -12,39 +12,40 @@ from torch import Tensor, nn
 from lazyscope.flow.precision import Precision
 
 Objective: TypeAlias = Callable[[Tensor, Tensor], Tensor]
-"""(outputs, classes) ↦ the loss of a batch."""
+"""A function from (outputs, classes) to the loss of a batch."""
 
 Compiler: TypeAlias = Callable[[nn.Module], Callable[..., Any]]
-"""net ↦ the same function, faster: `torch.compile`, or nothing."""
+"""A function that compiles a network, such as `torch.compile`, or returns it unchanged."""
 
 WARM_UP = 3
-"""Steps before a capture, as CUDA graphs ask for: libraries choose their algorithms in them."""
+"""The number of steps before a capture, as CUDA graphs require: libraries choose their algorithms in these steps."""
 
 
 @runtime_checkable
 class Sampler(Protocol):
-    """Where batches come from; `lazyscope.data.augment.Batches` is one."""
+    """A source of batches, such as `lazyscope.data.augment.Batches`."""
 
     size: int
     steps: int
 
     @property
     def device(self) -> torch.device:
-        """Where the data are."""
+        """The device of the data."""
 
     def epoch(self, number: int) -> Int[Tensor, "steps ..."]:
-        """What is random in an epoch, on the CPU: one entry a step."""
+        """Draw the random numbers of an epoch on the CPU, one entry per step."""
 
     def take(self, draw: Tensor) -> tuple[Tensor, Tensor]:
-        """The batch and the classes of one entry, cut out on the device."""
+        """Build the batch and the classes of one entry on the device."""
 
 
 @final
 class Step:
-    """v ← v - lr·m, m ← momentum·m + ∇R, on the next batch of an epoch.
+    """A step m ← momentum·m + ∇R, v ← v - lr·m on the next batch of an epoch.
 
-    All that changes from step to step lies on the device: what the epoch draws, the step sizes, a counter, the sums of
-    loss and hits. `begin` fills them for an epoch; then a step is a call without arguments.
+    Everything that changes between steps is stored on the device: the random draws of the epoch, the step sizes, a
+    counter, and the sums of losses and of correct predictions. `begin` sets them for an epoch; then each step is a call
+    without arguments.
     """
 
     def __init__(
@@ -62,7 +63,7 @@ class Step:
         self._rate = torch.zeros((), device=device)
         params = [p for p in net.parameters() if p.requires_grad]
         self.optimiser = torch.optim.SGD(params, lr=self._rate, momentum=momentum, fused=True)
-        for parameter in params if momentum else []:  # at once, so that a checkpoint has a place to go to
+        for parameter in params if momentum else []:  # created now, so that a checkpoint can be loaded into them
             self.optimiser.state[parameter]["momentum_buffer"] = torch.zeros_like(parameter)
         self._draws = batches.epoch(0).to(device)
         self._rates = torch.zeros(batches.steps, device=device)
@@ -71,21 +72,21 @@ class Step:
         self.hits = torch.zeros((), dtype=torch.long, device=device)
 
     def begin(self, number: int, rates: list[float]) -> None:
-        """Prepare an epoch: its draws and step sizes go to the device, counter and sums to zero."""
+        """Prepare an epoch: copy its draws and step sizes to the device, and reset the counter and the sums."""
         self._draws.copy_(self.batches.epoch(number))
         self._rates.copy_(torch.tensor(rates, device="cpu"))
         for each in (self._counter, self.loss, self.hits):
             each.zero_()
 
     def first_loss(self) -> float:
-        """The loss of the epoch's first batch, without a step."""
+        """Compute the loss of the first batch of the epoch, without taking a step."""
         x, labels = self.batches.take(self._draws[0])
         with torch.no_grad(), self.precision.forward(self.batches.device):
             out = self._net(x)
         return float(self.objective(out.float(), labels))
 
     def __call__(self) -> None:
-        """One step."""
+        """Take one step."""
         self._rate.copy_(self._rates.index_select(0, self._counter)[0])
         x, labels = self.batches.take(self._draws.index_select(0, self._counter)[0])
         self.optimiser.zero_grad(set_to_none=True)
@@ -101,9 +102,9 @@ class Step:
             self.hits += (out.argmax(1) == labels).sum()
 
     def captured(self) -> Callable[[], Any]:
-        """The step as a CUDA graph, replayed without the time of launching kernels from Python; elsewhere itself.
+        """Return the step as a CUDA graph, which avoids the time to launch kernels from Python, or itself on a CPU.
 
-        It moves the parameters by some steps; put them back afterwards.
+        The capture takes some steps, so restore the parameters afterwards.
         """
         if self.batches.device.type != "cuda":
             return self

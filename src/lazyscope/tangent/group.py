@@ -1,4 +1,4 @@
-"""Parameters by the form in which their Jacobian can be had: factors, tied factors, or the whole."""
+"""Parameters grouped by the form of their Jacobian: factors, tied factors, or the whole Jacobian."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ TRANSPOSED = ((aten.t.default, "()"),)
 
 @dataclass(frozen=True)
 class Factored:
-    """Weights that play one role at all their sites, and the bias beside them where `bias`."""
+    """Weights that have the same role at all their sites, with their bias if `bias`."""
 
     name: str
     uses: tuple[Product, ...]
     bias: bool = False
-    steps: tuple[Any, ...] = ()  # how the weight is made from the parameter
+    steps: tuple[Any, ...] = ()  # how the weight is computed from the parameter
     columns = 0
-    """Columns of the Jacobian that exist at once."""
+    """The number of columns of the Jacobian that exist at once."""
 
     def jacobian(self, features: Features) -> Parts:
         """The factors, with the positions of all sites."""
@@ -35,10 +35,10 @@ class Factored:
 
 @dataclass(frozen=True)
 class Shared:
-    """A matrix that plays several roles: an embedding and the output layer, say."""
+    """A matrix with several roles, such as an embedding that is also the output layer."""
 
     name: str
-    uses: tuple[tuple[Product, bool], ...]  # and whether the outputs of the site are the rows of the matrix
+    uses: tuple[tuple[Product, bool], ...]  # the bool tells whether the outputs of the site are the rows of the matrix
     shape: tuple[int, int]
     columns = 0
 
@@ -49,7 +49,7 @@ class Shared:
 
 @dataclass(frozen=True)
 class General:
-    """Any other parameter: gradients of the weights made of it, pulled back to the parameter itself."""
+    """Any other parameter: the gradients of weights that depend on it are pulled back to the parameter."""
 
     name: str
     circuit: Circuit
@@ -58,11 +58,11 @@ class General:
 
     @property
     def columns(self) -> int:
-        """Columns of the Jacobian that exist at once."""
+        """The number of columns of the Jacobian that exist at once."""
         return size(self.parameter) + sum(size(weight) for weight, _ in self.uses)
 
     def jacobian(self, features: Features) -> Parts:
-        """Σ over sites of the gradient, as a whole."""
+        """The whole Jacobian, summed over the sites."""
         total: Tensor | None = None
         for weight, found in self.uses:
             gradient = found.gradient(features)
@@ -82,7 +82,7 @@ Group = Factored | Shared | General
 
 
 def by_parameter(circuit: Circuit) -> list[Group]:
-    """One group for each parameter that the output depends on."""
+    """Create one group for each parameter that the output depends on."""
     return [_group(circuit, node, each) for node, each in _uses(circuit).items() if each]
 
 
@@ -97,20 +97,20 @@ def _uses(circuit: Circuit) -> dict[fx.Node, list[tuple[fx.Node, Rule]]]:
 
 
 def whole(circuit: Circuit, name: str) -> General:
-    """One parameter in the form that every other form can be compared with."""
+    """One parameter in its general form, which can be multiplied by that of any other circuit."""
     (parameter,) = [node for node, each in circuit.parameters.items() if each == name]
     return General(name, circuit, parameter, tuple(_uses(circuit)[parameter]))
 
 
 def alike(one: Group, two: Group) -> bool:
-    """Whether two circuits have the factors of a parameter in the same coordinates."""
+    """Whether the factors of a parameter in two circuits have the same coordinates."""
     if not isinstance(one, Factored) or not isinstance(two, Factored):
         return isinstance(one, General) and isinstance(two, General)
     return one.bias == two.bias and (one.uses[0].kind, one.steps) == (two.uses[0].kind, two.steps)
 
 
 def by_layer(circuit: Circuit) -> list[Group]:
-    """The same, with a bias inside the group of its weights, which costs nothing there: A Aᵀ becomes A Aᵀ + 1."""
+    """Create the groups with each bias in the group of its weights, where it is free: A Aᵀ becomes A Aᵀ + 1."""
     groups = by_parameter(circuit)
     biases = {_output_of(group): group for group in groups if isinstance(group, General) and _output_of(group)}
     inside: set[str] = set()
@@ -141,7 +141,7 @@ def _group(circuit: Circuit, parameter: fx.Node, uses: Sequence[tuple[fx.Node, R
 
 
 def _output_of(group: General) -> tuple[fx.Node, ...]:
-    """The sites at which a parameter is added as it is, and nothing else; () for any other parameter."""
+    """The sites of a parameter that is only added, without a factor; () for any other parameter."""
     shifts = [found for weight, found in group.uses if weight is group.parameter and isinstance(found, Broadcast)]
     if len(shifts) < len(group.uses) or any(found.factor is not None for found in shifts):
         return ()

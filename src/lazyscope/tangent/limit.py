@@ -6,7 +6,7 @@ second moments of the inputs of a layer, and Θ the tangent kernel of the layers
     Σ = σ_w² Q + σ_b²,    Θ ← ρ_w Q + ρ_b + σ_w² Θ,        then, through σ,    Q = E[σ(u)σ(v)],   Θ ← E[σ'(u)σ'(v)] ∘ Θ,
 
 where (u, v) is normal with covariance Σ (Jacot, Gabriel, Hongler, 2018; Lee et al., 2018). The result is Σ ("nngp") or
-Θ ("ntk") of the last layer. The rates ρ are the learning rates of the parameters relative to those in Σ:
+Θ ("ntk") of the last layer. The rates ρ_w and ρ_b determine how fast the weights and biases move under gradient flow:
 
 - In the NTK parametrisation, the default, W = σ_w ω/√fan-in and b = σ_b β, and the gradient is taken with respect to ω
   and β. Then ρ_w = σ_w² and ρ_b = σ_b², and the limit is finite.
@@ -71,9 +71,9 @@ def limit_kernel(
     kernel, and different outputs are independent. The defaults give Eq. (8) of the supplement with normal weights of
     variance 1; its general form, with E‖a‖² and E(b²), is `weight_variance=(E‖a‖²/d, E(b²)), weight_rate=1`.
 
-    The result is accurate to a few rounding errors of its dtype, also near x = ±x', where the angle between the inputs
-    is not differentiable. The result can be differentiated by autograd; at x = ±x', where the NTK of the ReLU has a
-    kink like that of |x - x'|, the derivative of the kink is taken to be 0.
+    The result is accurate to the rounding of its dtype, also near x = ±x', where the angle between the inputs is not
+    differentiable. The result can be differentiated by autograd; at x = ±x', where the NTK of the ReLU has a kink like
+    that of |x - x'|, the derivative of the kink is taken to be 0.
 
     Args:
         x1: The inputs, of shape (n1, d).
