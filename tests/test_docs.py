@@ -1,4 +1,4 @@
-"""What the README and the site say is true: their Python runs, their links lead somewhere, the site builds."""
+"""The README and the site: their Python code runs, their links are valid, the site builds."""
 
 from __future__ import annotations
 
@@ -13,14 +13,17 @@ from types import ModuleType
 import pytest
 
 import lazyscope
-from lazyscope import diagnose, flow, lab, problem, theory
+from lazyscope import data, diagnose, flow, lab, linalg, problem, solve, tangent, theory
 from lazyscope.model import particles
 from lazyscope.theory import margin
 
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
 
-ROOMS = [lazyscope, sys.modules["lazyscope.inspect"], theory, margin, particles, problem, diagnose, lab, flow]
+ROOMS = [
+    *(lazyscope, sys.modules["lazyscope.inspect"], sys.modules["lazyscope.certify"], theory, margin, particles),
+    *(problem, solve, diagnose, lab, flow, tangent, linalg, data),
+]
 
 
 def blocks(page: Path) -> list[str]:
@@ -43,7 +46,7 @@ def test_links_of_the_readme_lead_somewhere() -> None:
 
 @pytest.fixture(scope="module")  # the tests that use it are one group, so that it is built once
 def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The site; building it runs every tutorial, and a tutorial that fails stops it."""
+    """Build the site, which runs every tutorial and fails if one of them fails."""
     folder = tmp_path_factory.mktemp("site")
     command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(folder)]
     told = {**os.environ, "PYTHONWARNINGS": "error::UserWarning:__main__", "OMP_NUM_THREADS": "1"}
@@ -70,7 +73,7 @@ def test_the_first_steps_come_down_at_every_scale(site: Path) -> None:
 
 @pytest.mark.xdist_group("site")
 def test_every_public_name_is_documented(site: Path) -> None:
-    """In the inventory of the API, by the name that a user writes or where it is defined; modules by what they hold."""
+    """Every public name is in the inventory of the API, under its public path or the path of its definition."""
     lines = (site / "objects.inv").read_bytes().split(b"\n", 4)[4]
     known = {line.split()[0] for line in zlib.decompress(lines).decode().splitlines()}
 
@@ -78,7 +81,7 @@ def test_every_public_name_is_documented(site: Path) -> None:
         thing = getattr(room, name)
         if isinstance(thing, ModuleType):
             return any(entry.startswith(f"{thing.__name__}.") for entry in known)
-        home = getattr(thing, "__module__", "")  # an alias of a type has no home of its own: somewhere in its room
+        home = getattr(thing, "__module__", "")  # a type alias has no module: any path in its package counts
         room_of = re.compile(rf"{re.escape(room.__name__)}\.(\w+\.)*{name}")
         return f"{home}.{name}" in known or any(room_of.fullmatch(entry) for entry in known)
 
