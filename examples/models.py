@@ -1,6 +1,6 @@
-"""Five kinds of models that people train, as factories for `lazyscope inspect examples.models:NAME`.
+"""Example models for `lazyscope inspect examples.models:NAME`.
 
-A factory returns a module, and `--data` names the data; or (module, x, y), or (module, x, y, loss). All start from
+A factory returns a module, which needs the option `--data`, or (module, x, y), or (module, x, y, loss). All models have
 random weights, and most are small enough for two cores.
 """
 
@@ -22,7 +22,7 @@ from lazyscope.model.vgg import vgg11
 
 
 def mlp() -> nn.Module:
-    """Two layers for --data digits."""
+    """A two-layer MLP for --data digits."""
     return nn.Sequential(nn.Flatten(), nn.Linear(64, 256), nn.ReLU(), nn.Linear(256, 10))
 
 
@@ -33,12 +33,12 @@ def vgg() -> nn.Module:
 
 
 def resnet() -> nn.Module:
-    """ResNet-18 for --data cifar10, with group-norm, whose outputs do not depend on the rest of the batch."""
+    """ResNet-18 for --data cifar10, with group normalisation, which does not depend on the other samples of a batch."""
     return resnet18(seed=0)
 
 
 def cnn() -> nn.Module:
-    """A LeNet-like net with batch-norm and dropout, for --data digits; in evaluation mode, as a tangent needs."""
+    """A LeNet-like network with batch normalisation and dropout, in evaluation mode, for --data digits."""
     return nn.Sequential(
         nn.Conv2d(1, 16, 3, padding=1), nn.BatchNorm2d(16), nn.ReLU(), nn.MaxPool2d(2),
         nn.Conv2d(16, 32, 3, padding=1), nn.BatchNorm2d(32), nn.ReLU(), nn.AdaptiveAvgPool2d(2),
@@ -47,24 +47,24 @@ def cnn() -> nn.Module:
 
 
 def torchvision_resnet() -> nn.Module:
-    """torchvision's ResNet-18 with ten outputs, for --data cifar10; batch-norm in evaluation mode."""
+    """torchvision's ResNet-18 with ten outputs, in evaluation mode, for --data cifar10."""
     return _from("torchvision.models", "resnet18", weights=None, num_classes=10).eval()
 
 
 def timm_resnet() -> nn.Module:
-    """timm's ResNet-18 with ten outputs, for --data cifar10; batch-norm in evaluation mode."""
+    """timm's ResNet-18 with ten outputs, in evaluation mode, for --data cifar10."""
     return _from("timm", "create_model", "resnet18", pretrained=False, num_classes=10).eval()
 
 
 def _from(module: str, name: str, *args: Any, **kwargs: Any) -> nn.Module:
-    """A model of a library that may not be installed, or not fit this build of torch."""
+    """Import a model from a library that may be missing or incompatible with this version of torch."""
     try:
         found: nn.Module = getattr(importlib.import_module(module), name)(*args, **kwargs)
     except (ImportError, RuntimeError, AttributeError) as error:
         package = module.partition(".")[0]
         reason = " ".join(str(error).split())
         raise ModelError(
-            f"{package} does not import here ({reason}); install the {package} that fits torch {torch.__version__}, or"
+            f"{package} cannot be imported ({reason}); install a version of {package} for torch {torch.__version__}, or"
             " inspect examples.models:cnn instead."
         ) from error
     return found
@@ -72,7 +72,7 @@ def _from(module: str, name: str, *args: Any, **kwargs: Any) -> nn.Module:
 
 # ── transformers ───────────────────────────────────────────────────────────────────────────────────────────────────
 class Block(nn.Module):
-    """Attention and an MLP, each behind a layer-norm and beside a shortcut."""
+    """A transformer block: attention and an MLP, each with layer normalisation before it and a residual connection."""
 
     def __init__(self, width: int, heads: int, *, causal: bool) -> None:
         super().__init__()
@@ -82,7 +82,7 @@ class Block(nn.Module):
         self.mlp = nn.Sequential(nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width))
 
     def forward(self, x: Tensor) -> Tensor:
-        """x of shape (n, places, width)."""
+        """Apply the block to x of shape (n, positions, width)."""
         q, k, v = (t.unflatten(-1, (self.heads, -1)).transpose(1, 2) for t in self.mix(self.norms[0](x)).chunk(3, -1))
         attended = F.scaled_dot_product_attention(q, k, v, is_causal=self.causal)
         x = x + self.back(attended.transpose(1, 2).flatten(2))
@@ -91,7 +91,7 @@ class Block(nn.Module):
 
 
 class ViT(nn.Module):
-    """A vision transformer: patches, a class token, learnt places."""
+    """A vision transformer with patches, a class token and learned position embeddings."""
 
     def __init__(self, size: int = 8, channels: int = 1, patch: int = 2, width: int = 32, depth: int = 2) -> None:
         super().__init__()
@@ -102,7 +102,7 @@ class ViT(nn.Module):
         self.head = nn.Sequential(nn.LayerNorm(width), nn.Linear(width, 10))
 
     def forward(self, x: Tensor) -> Tensor:
-        """Classes of images (n, channels, size, size)."""
+        """Compute the class scores of images of shape (n, channels, size, size)."""
         tokens = self.patches(x).flatten(2).transpose(1, 2)
         tokens = torch.cat([self.first.expand(len(x), -1, -1), tokens], 1) + self.place
         out: Tensor = self.head(self.blocks(tokens)[:, 0])
@@ -115,7 +115,7 @@ def vit() -> nn.Module:
 
 
 class GPT(nn.Module):
-    """A GPT: causal blocks over tokens, the output tied to the embedding."""
+    """A GPT: causal transformer blocks, with the output layer tied to the embedding."""
 
     def __init__(self, tokens: int, places: int, width: int = 32, depth: int = 2) -> None:
         super().__init__()
@@ -127,7 +127,7 @@ class GPT(nn.Module):
         self.head.weight = self.embedding.weight
 
     def forward(self, tokens: Tensor) -> Tensor:
-        """Scores of the next token at every place, (n, places, tokens)."""
+        """Compute the scores of the next token at every position, of shape (n, positions, tokens)."""
         x = self.embedding(tokens) + self.place[: tokens.shape[1]]
         out: Tensor = self.head(self.norm(self.blocks(x)))
         return out
@@ -137,7 +137,7 @@ TEXT = "to be or not to be that is the question whether tis nobler in the mind t
 
 
 def gpt() -> tuple[nn.Module, Tensor, Tensor, CrossEntropy]:
-    """A small GPT on the characters of a sentence: integer tokens in, the next token out, cross-entropy."""
+    """A small GPT that predicts the next character of a sentence, with the cross-entropy loss."""
     alphabet = sorted(set(TEXT))
     codes = torch.tensor([alphabet.index(letter) for letter in 3 * TEXT])
     rows = torch.stack([codes[start : start + 9] for start in range(0, 96, 3)])
@@ -146,7 +146,7 @@ def gpt() -> tuple[nn.Module, Tensor, Tensor, CrossEntropy]:
 
 # ── other outputs ──────────────────────────────────────────────────────────────────────────────────────────────────
 def autoencoder() -> tuple[nn.Module, Tensor, Tensor, Square]:
-    """Digits through a bottleneck of 16 numbers and back: 64 outputs, the square loss."""
+    """An autoencoder of the digits with a bottleneck of 16 units and 64 outputs, with the square loss."""
     x = digits(n=64, seed=0)[0].flatten(1)
     net = nn.Sequential(
         nn.Linear(64, 64), nn.SiLU(), nn.Linear(64, 16), nn.SiLU(), nn.Linear(16, 64), nn.SiLU(), nn.Linear(64, 64)
@@ -155,9 +155,9 @@ def autoencoder() -> tuple[nn.Module, Tensor, Tensor, Square]:
 
 
 class Heat(nn.Module):
-    """A physics-informed net: u(t, x) on the boundary, and the residual u_t - u_xx of the heat equation inside.
+    """A physics-informed network: u(t, x) on the boundary, and the residual u_t - u_xx of the heat equation inside.
 
-    Both are outputs, so that the loss is the square one; the derivatives are torch.func's.
+    Both are outputs, so that the square loss applies to them. The derivatives are computed with torch.func.
     """
 
     def __init__(self, width: int = 32) -> None:
@@ -165,7 +165,7 @@ class Heat(nn.Module):
         self.u = nn.Sequential(nn.Linear(2, width), nn.Tanh(), nn.Linear(width, width), nn.Tanh(), nn.Linear(width, 1))
 
     def forward(self, place: Tensor, inside: Tensor) -> Tensor:
-        """For places (n, 2) the value where `inside` is 0 and the residual where it is 1, as (n, 1)."""
+        """Compute, for points (n, 2), the value where `inside` is 0 and the residual where it is 1, of shape (n, 1)."""
         one, zero = torch.ones_like(place[:, :1]), torch.zeros_like(place[:, :1])
         along_t, along_x = torch.cat([one, zero], 1), torch.cat([zero, one], 1)
 
@@ -180,7 +180,7 @@ class Heat(nn.Module):
 
 
 def pinn() -> tuple[nn.Module, tuple[Tensor, Tensor], Tensor, Square]:
-    """The heat equation on [0, 1]² from u(0, x) = sin πx, zero at both ends."""
+    """The heat equation on [0, 1]² with u(0, x) = sin πx and u = 0 at both ends."""
     random = torch.Generator().manual_seed(0)
     inner = torch.rand(40, 2, generator=random)
     start = torch.stack([torch.zeros(12), torch.linspace(0, 1, 12)], 1)

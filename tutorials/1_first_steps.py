@@ -1,8 +1,8 @@
 # %% [markdown]
 # # First steps
 #
-# One network, two ways to fit the same data. At scale α = 1 its hidden features move; as α grows it becomes its own
-# linearisation. In lazyscope α is a number that one passes.
+# A network can fit the same data in two ways. At scale α = 1, its hidden features change during training; as α grows,
+# it behaves more and more like its own linearisation. In lazyscope, α is a parameter of the model.
 
 # %%
 import math
@@ -18,8 +18,8 @@ y = torch.relu(x[:, :1]) - torch.relu(x[:, 1:2])  # a teacher with two neurons
 net = torch.nn.Sequential(torch.nn.Linear(10, 128), torch.nn.ReLU(), torch.nn.Linear(128, 1))
 
 # %% [markdown]
-# `Scaled` is an ordinary module. Its parameters `v` start at zero, and its output is α(h(w₀ + v/α) - h(w₀)). Any torch
-# optimiser trains it, with the same step size for every α, ∞ included.
+# `Scaled` is an ordinary module. Its parameters `v` are initialised to zero, and its output is α(h(w₀ + v/α) - h(w₀)).
+# Any torch optimiser can train it, with the same step size for every α, including ∞.
 
 # %%
 curves = {}
@@ -37,8 +37,8 @@ for alpha in (0.3, 1.0, 10.0, math.inf):
     print(f"α = {alpha:>4}: loss {curves[alpha][-1]:.5f}, weights moved by {moved:.2g}")
 
 # %% [markdown]
-# The loss falls for all of them; how far the weights had to move for it falls like 1/α. The curves of large α are those
-# of the tangent model.
+# The loss decreases at every scale, while the distance that the weights move falls like 1/α. For large α, the curves
+# agree with that of the tangent model.
 
 # %%
 figure, axes = panels(1, 1, width=5.0, height=3.2)
@@ -48,9 +48,9 @@ axes[0, 0].set(xlabel="step", ylabel="training loss")
 axes[0, 0].legend()
 
 # %% [markdown]
-# Is this network lazy as it stands, at α = 1? The relative scale κ of the paper answers without any training: far below
-# 1 means lazy. With ReLU it is read on the smooth piece around w₀, and a `KinkWarning` says so; here the same network
-# with tanh.
+# Is this network lazy at α = 1? The inverse relative scale κ of the paper answers this question without training: the
+# network is lazy if κ is far below 1. With ReLU, κ is computed on the smooth piece around w₀, and a `KinkWarning` is
+# issued; here we use the same network with tanh instead.
 
 # %%
 smooth = torch.nn.Sequential(torch.nn.Linear(10, 128), torch.nn.Tanh(), torch.nn.Linear(128, 1)).double()

@@ -1,7 +1,8 @@
 # %% [markdown]
-# # Your model, anywhere between feature learning and lazy
+# # Your model, between feature learning and lazy training
 #
-# Bring any `nn.Module`, or any function `f(params, x)`. The module is not touched: its parameters are read as w₀.
+# lazyscope accepts any `nn.Module` and any function `f(params, x)`. The module is not modified: its parameters are read
+# as w₀.
 
 # %%
 import math
@@ -20,8 +21,8 @@ net = torch.nn.Sequential(
 )
 
 # %% [markdown]
-# Train the convolutional net on handwritten digits at several scales. `CrossEntropy` knows its constants, so the step
-# size can be chosen for the tangent model, 2/(smoothness · λ_max), and serves every α.
+# We train the convolutional network on handwritten digits at several scales. The smoothness of `CrossEntropy` is known,
+# and the tangent model is stable for step sizes below 2/(smoothness · λ_max). We use half of that for every α.
 
 # %%
 loss = ls.loss.CrossEntropy()
@@ -48,7 +49,8 @@ axes[0, 0].semilogx(shown, [100 * accuracies[alpha] for alpha in scales], "o-")
 axes[0, 0].set(xlabel="α (the last point is ∞)", ylabel="test accuracy (%)")
 
 # %% [markdown]
-# The weights at the end are `weights()`: w₀ + v/α under the names of the module, ready to be loaded.
+# `weights()` returns the current weights w₀ + v/α under the names that they have in the module, so that you can load
+# them with `load_state_dict`.
 
 # %%
 final = ls.Scaled(net, alpha=1.0)
@@ -63,8 +65,8 @@ with torch.no_grad():
     torch.testing.assert_close(final(x), twin(x) - net(x), rtol=1e-3, atol=1e-4)
 
 # %% [markdown]
-# Two more ways to move a model: `Symmetrised(net)` is h(w_a) - h(w_b) with w_a = w_b at the start, so that it begins at
-# zero, and `Linearised(net)` is h(w₀) + Dh(w₀)v, the model that lazy training tends to.
+# There are two further transformations. `Symmetrised(net)` is h(w_a) - h(w_b), with w_a = w_b at initialisation, so
+# that its initial output is zero. `Linearised(net)` is h(w₀) + Dh(w₀)v, the limit of lazy training.
 
 # %%
 with torch.no_grad():

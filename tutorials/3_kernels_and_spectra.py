@@ -1,8 +1,8 @@
 # %% [markdown]
 # # Kernels and spectra
 #
-# Lazy training is kernel regression with the tangent kernel K = Dh(w₀)Dh(w₀)ᵀ. lazyscope computes it exactly, layer by
-# layer, without forming a Jacobian.
+# Lazy training with the square loss is kernel regression with the tangent kernel K = Dh(w₀)Dh(w₀)ᵀ. lazyscope computes
+# this kernel layer by layer, without approximation and without forming a Jacobian.
 
 # %%
 import torch
@@ -23,8 +23,8 @@ torch.testing.assert_close(sum(parts.values()), kernel, rtol=1e-4, atol=1e-3)
 print({name: f"{float(part.diagonal().sum() / kernel.diagonal().sum()):.0%}" for name, part in parts.items()})
 
 # %% [markdown]
-# Its spectrum says how fast the tangent model learns, and what. Targets along eigenvector i are learned at rate λᵢ/n;
-# the alignment tells how much of them lies along the top ones.
+# The spectrum of the kernel determines what the tangent model learns, and how fast. The component of the targets along
+# eigenvector i is learned at the rate λᵢ/n; the alignment is the share of the targets along the leading eigenvectors.
 
 # %%
 spectrum = ls.spectrum(net, x)
@@ -38,7 +38,7 @@ axes[0, 1].semilogx(range(1, spectrum.size + 1), aligned.cumulative)
 axes[0, 1].set(xlabel="rank", ylabel="share of the targets", ylim=(0, 1))
 
 # %% [markdown]
-# For the square loss the whole training curve of the tangent model follows in closed form, at any time at once.
+# For the square loss, the training curve of the tangent model is known in closed form and can be evaluated at any time.
 
 # %%
 times = torch.logspace(-2, 4, 7)
@@ -46,8 +46,8 @@ flow = ls.tangent_flow(net, ls.loss.Square(), x, targets, times=times)
 print([f"{float(value):.3g}" for value in flow.loss])
 
 # %% [markdown]
-# A kernel that does not fit into memory is seen through products alone, `TangentOperator`, or written to disk in tiles,
-# `tangent_kernel_to_zarr`, which resumes after a kill. At infinite width the kernel is known: `limit_kernel`.
+# If a kernel does not fit into memory, use products with vectors (`TangentOperator`) or write it to disk in tiles
+# (`tangent_kernel_to_zarr`, which resumes after an interruption). `limit_kernel` computes the kernel at infinite width.
 
 # %%
 operator = ls.TangentOperator(net, x)

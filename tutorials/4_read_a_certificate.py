@@ -1,8 +1,8 @@
 # %% [markdown]
 # # Read a certificate
 #
-# The theorems of lazy training have hypotheses, constants and bounds. A `Certificate` checks the first, names the
-# second, evaluates the third, and puts the measured distance between both flows beside it.
+# The theorems on lazy training have hypotheses, constants and bounds. A `Certificate` checks the hypotheses, lists the
+# constants, evaluates the bound, and compares it with the measured distance between the two flows.
 
 # %%
 import torch
@@ -21,12 +21,13 @@ for certificate in certificates:
     print(certificate, end="\n\n")
 
 # %% [markdown]
-# Read it from the top. ✓ and ✗ are the hypotheses with their numbers; a theorem whose hypothesis fails says nothing,
-# and its verdict is "does not apply", never "holds". Constants are exact unless marked "upper bound", with which the
-# bound is a proof, or "estimate", with which it is not. For two-layer nets with a smooth activation no constant of the
-# theorems is an estimate.
+# Read a certificate from the top. The marks ✓ and ✗ show which hypotheses hold, with their numbers. If a hypothesis
+# fails, the theorem makes no statement, and the verdict is "does not apply" rather than "holds". Constants are exact
+# unless they are marked "upper bound", in which case the bound is still proved, or "estimate", in which case it is not.
+# For two-layer networks with a smooth activation, no constant of the theorems is an estimate.
 #
-# Theorem 2.2 says that the distance falls like 1/α. Here is the bound, and what was measured, against α.
+# By Theorem 2.2, the distance falls like 1/α. The following code compares the bound with the measured distance for
+# several α.
 
 # %%
 scales = (30.0, 100.0, 300.0, 1000.0)

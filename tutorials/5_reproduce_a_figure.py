@@ -7,8 +7,9 @@
 #     lazyscope reproduce cover --scale quick
 #     lazyscope reproduce scale --scale paper --device cuda
 #
-# Trials are stored as their batch ends; what is stored is not measured again, and a kill loses at most the batch in
-# flight. The table at the end sets each claim of the source beside what was measured. All of it is open to Python too.
+# Trials are stored as soon as their batch ends. Stored trials are not measured again, and an interruption loses at most
+# the batch in progress. The table at the end compares each claim of the source with the measurement. All of this is
+# also available from Python.
 
 # %%
 import tempfile
@@ -26,19 +27,20 @@ from lazyscope.lab.store import Store
 from lazyscope.lab.style import panels
 
 # %% [markdown]
-# An experiment of your own is four functions. The grid lists points; a trial measures some of them at once; the figure
-# and the claims read what is stored. This one asks how far the weights of a net move, against its width.
+# Your own experiment consists of four functions. The grid lists the points, a trial measures several of them at once,
+# and the figure and the claims are computed from the stored results. The experiment below measures how far the weights
+# of a network move, as a function of its width.
 
 
 # %%
 def grid(scale: str) -> list[Params]:
-    """Widths and seeds."""
+    """List the widths and seeds."""
     widths = [16, 64, 256, 1024] if scale == "quick" else [2**k for k in range(4, 14)]
     return [{"width": width, "seed": seed} for width in widths for seed in range(3)]
 
 
 def trial(points: list[Params], device: torch.device) -> list[Result]:
-    """‖w - w₀‖/‖w₀‖ after a descent; the kernel grows like the width, so the steps shrink with it."""
+    """Measure ‖w - w₀‖/‖w₀‖ after training; the kernel grows like the width, so the step size is 1/width."""
     found: list[Result] = []
     for point in points:
         torch.manual_seed(int(point["seed"]))
@@ -52,12 +54,12 @@ def trial(points: list[Params], device: torch.device) -> list[Result]:
 
 
 def median(trials: Trials, width: int) -> float:
-    """Over the seeds."""
+    """Compute the median over the seeds."""
     return float(np.median(trials.where(width=width).column("moved")))
 
 
 def figure(trials: Trials) -> Figure:
-    """One dot a net."""
+    """Draw one dot per network."""
     canvas, axes = panels(1, 1, width=4.5, height=3.2)
     axes[0, 0].loglog(trials.column("width"), trials.column("moved"), "o")
     axes[0, 0].set(xlabel="width", ylabel="‖w - w₀‖ / ‖w₀‖")
@@ -65,15 +67,15 @@ def figure(trials: Trials) -> Figure:
 
 
 def claims(trials: Trials) -> list[Claim]:
-    """It must be able to fail."""
+    """List one claim, which could also fail."""
     narrow, wide = median(trials, 16), median(trials, 1024)
-    return [Claim("wide nets move less", "the lore", f"{wide:.2g} against {narrow:.2g}", wide < narrow / 2)]
+    return [Claim("wide nets move less", "folklore", f"{wide:.2g} against {narrow:.2g}", wide < narrow / 2)]
 
 
 EXPERIMENT = Experiment(
     name="moves-and-width",
     source="this tutorial",
-    title="How far weights move, against the width",
+    title="Relative movement of the weights against the width",
     cost={"quick": "2 s", "paper": "1 min"},
     grid=grid,
     trial=trial,
@@ -83,7 +85,8 @@ EXPERIMENT = Experiment(
 )
 
 # %% [markdown]
-# In a file of your own, `lazyscope reproduce package.module:EXPERIMENT` runs it like any other. From Python:
+# If the experiment is in your own module, `lazyscope reproduce package.module:EXPERIMENT` runs it like any other. You
+# can also run it from Python:
 
 # %%
 with tempfile.TemporaryDirectory() as folder:

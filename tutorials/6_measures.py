@@ -1,9 +1,9 @@
 # %% [markdown]
 # # Measures and deconvolution
 #
-# A wide two-layer network is a measure on its neurons, and sparse inverse problems are the same thing with other
-# features: minimise R(∫φ dν) + λ|ν|(Θ) over measures ν. Three spikes on the torus were seen through a low-pass filter;
-# where were they?
+# A wide two-layer network defines a measure on the space of neurons. Sparse inverse problems have the same form with
+# other features: minimise R(∫φ dν) + λ|ν|(Θ) over measures ν. In this example, three spikes on the torus are observed
+# through a low-pass filter, and the task is to find their positions.
 
 # %%
 import math
@@ -20,8 +20,9 @@ problem = Deconvolution.plane(penalty=1.0)
 print(problem.truth.theta, problem.truth.weights)
 
 # %% [markdown]
-# Conic particle gradient descent moves weighted particles, masses by multiplication and positions along gradients.
-# Enough particles, spread well, find the global minimum although the problem in their positions is not convex.
+# Conic particle gradient descent moves weighted particles: it updates their masses multiplicatively and their positions
+# along gradients. If there are enough particles and they are spread well, it finds the global minimum, although the
+# problem is not convex in the positions.
 
 # %%
 start = Measure.grid(Torus(2), 8)
@@ -32,13 +33,14 @@ final = path.final
 print(f"J falls from {float(path.value[0]):.3f} to {float(path.value[-1]):.6f}")
 
 # %% [markdown]
-# The dual certificate says how far that can be from the minimum over all measures, proved over the whole torus.
+# The dual certificate bounds the difference to the minimum over all measures. The bound is proved over the whole torus.
 
 # %%
 print(dual_certificate(functional, final))
 
 # %% [markdown]
-# `solve_sparse` does all of it, merges particles into spikes and polishes them, until the certificate is satisfied.
+# `solve_sparse` performs all of these steps, merges particles into spikes and refines them, until the certificate meets
+# the tolerance.
 
 # %%
 found = ls.solve_sparse(functional.features, functional.fidelity, 1.0, Torus(2))
@@ -52,15 +54,16 @@ axis.set(xlim=(0, 2 * math.pi), ylim=(0, 2 * math.pi), aspect="equal")
 axis.legend(loc="lower left")
 
 # %% [markdown]
-# The features can be yours: any torch function of a position on a torus, a sphere or a box. If you bound its second
-# derivative, `FeatureMap(phi, curvature)`, the gap is proved; without, it is an estimate and says so.
+# You can define your own features: any torch function of a position on a torus, a sphere or a box. If you provide a
+# bound on its second derivative, `FeatureMap(phi, curvature)`, the gap is proved; otherwise, it is labelled as an
+# estimate.
 
 # %%
 grid = torch.linspace(0, 1, 20, dtype=torch.float64)
 
 
 def bump(theta: torch.Tensor) -> torch.Tensor:
-    """What 20 sensors on a line see of a source at θ."""
+    """Compute the signal of 20 sensors on a line for a source at θ."""
     return torch.exp(-((theta - grid) ** 2) / 0.02)
 
 

@@ -1,7 +1,7 @@
 # %% [markdown]
 # # On a GPU and a cluster
 #
-# Everything follows its tensors: a module and data on `cuda` are studied there.
+# Computations run on the device of their inputs: if the module and the data are on `cuda`, so are all results.
 
 # %%
 import tempfile
@@ -18,13 +18,14 @@ x = torch.randn(120, 20, device=device)
 print(ls.tangent_kernel(net, x).device)
 
 # %% [markdown]
-# On NVIDIA's GPUs torch multiplies convolutions in TF32 by default, with 10 bits of mantissa. Training does not mind.
-# Where you compare numbers at large α, switch it off: `torch.backends.cudnn.allow_tf32 = False`.
+# On NVIDIA GPUs, torch computes convolutions in TF32 by default, with a mantissa of 10 bits. This is accurate enough
+# for training. To compare numbers at large α, switch it off: `torch.backends.cudnn.allow_tf32 = False`.
 #
-# Figures run there with `lazyscope reproduce NAME --scale paper --device cuda`. Trials run in several processes with
-# `--workers 4`, and on a Dask cluster with `--dask tcp://scheduler:8786`, see the page on clusters.
+# To run figures on the GPU, use `lazyscope reproduce NAME --scale paper --device cuda`. `--workers 4` runs trials in
+# four processes, and `--dask tcp://scheduler:8786` runs them on a Dask cluster; see the guide on clusters.
 #
-# A kernel larger than memory is written to disk in tiles; a kill loses the tile in flight, and the same call goes on.
+# A kernel that is larger than memory can be written to disk in tiles. If the process is interrupted, only the tile in
+# progress is lost, and the same call continues.
 
 # %%
 with tempfile.TemporaryDirectory() as folder:
