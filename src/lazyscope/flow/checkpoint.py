@@ -1,4 +1,4 @@
-"""Checkpoints: a training's state in one file, whole or absent, read back without unpickling anything but tensors."""
+"""Checkpoints of the state of a training run, written atomically to one file and loaded with `weights_only`."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from torch.utils import _pytree as pytree
 
 
 class DamagedCheckpoint(UserWarning):
-    """A checkpoint could not be read; it was set aside, and training starts from the beginning."""
+    """A checkpoint could not be read; it was renamed, and training starts from the beginning."""
 
 
 _MARK = b"sha256:"
@@ -28,15 +28,16 @@ _MARK = b"sha256:"
 
 @final
 class Checkpoint:
-    """One file, written every `every` epochs while training goes on; a context manager that ends its writing.
+    """A checkpoint file that is written every `every` epochs while training continues.
 
-    The state goes to a temporary name first and is then renamed, which is atomic, so a kill leaves the previous
-    checkpoint. It is not forced to the disk: after a power cut a run may start again, and is none the worse. The file
-    ends with a checksum, as the comment of the ZIP archive that `torch.save` writes, so `torch.load` reads it as well.
+    It is a context manager, which waits for the last write when it exits. The state is written to a temporary file,
+    which is then renamed atomically, so the previous checkpoint survives if the process is killed. The file is not
+    forced to the disk; after a power failure, training may have to start from the beginning. The file ends with a
+    checksum, stored as the comment of the ZIP archive that `torch.save` writes, so `torch.load` can also read it.
 
     Args:
-        path: The file; the folders around it are created.
-        every: Epochs between two checkpoints.
+        path: The file. Missing folders are created.
+        every: The number of epochs between two checkpoints.
     """
 
     def __init__(self, path: Path | str, *, every: int = 1) -> None:
@@ -55,10 +56,10 @@ class Checkpoint:
             self._settle()
 
     def save(self, state: Mapping[str, Any]) -> None:
-        """Copy the state now, and write it while the caller goes on; what went wrong is raised the next time.
+        """Copy the state, and write it in the background; an error in writing is raised by the next call.
 
         Args:
-            state: Tensors, numbers, strings and containers of these.
+            state: The state, which consists of tensors, numbers, strings and containers of these.
         """
         self._settle()
         here = pytree.tree_map_only(Tensor, lambda t: t.detach().to("cpu", copy=True), dict(state))
@@ -82,24 +83,24 @@ class Checkpoint:
             raise
 
     def load(self) -> dict[str, Any] | None:
-        """The last state, on the CPU, or None where there is none.
+        """Load the last state onto the CPU; return `None` if there is none.
 
-        A file that cannot be read, or whose checksum does not fit, is set aside, with a `DamagedCheckpoint` warning.
+        A file that cannot be read, or whose checksum does not match, is renamed, with a `DamagedCheckpoint` warning.
         """
         try:
             with self.path.open("rb") as file:
                 _check(file)
                 state = torch.load(file, map_location="cpu", weights_only=True)
             if not isinstance(state, dict):
-                raise ValueError("it holds no state")
+                raise ValueError("it does not contain a state")
             return state
         except FileNotFoundError:
             return None
-        except Exception as error:  # whatever is wrong with it, it is not a state to go on from
+        except Exception as error:  # any error means that training cannot resume from this file
             aside = self.path.with_suffix(".damaged")
             if aside.is_dir() != self.path.is_dir():
                 aside = self.path.with_suffix(f".{uuid.uuid4().hex[:8]}.damaged")
-            with suppress(FileNotFoundError):  # another process has set it aside
+            with suppress(FileNotFoundError):  # another process has already renamed it
                 self.path.replace(aside)
             reason = str(error).partition("\n")[0][:120]
             warnings.warn(
@@ -111,7 +112,7 @@ class Checkpoint:
 
 
 def _seal(path: Path) -> None:
-    """Make the SHA-256 of the file its comment: the last two bytes of a ZIP archive say how long that is."""
+    """Store the SHA-256 of the file as its ZIP comment, whose length is in the last two bytes of the archive."""
     with path.open("r+b") as file:
         file.seek(-2, os.SEEK_END)
         file.write((len(_MARK) + 64).to_bytes(2, "little") + _MARK)
@@ -122,13 +123,13 @@ def _seal(path: Path) -> None:
 
 
 def _check(file: BinaryIO) -> None:
-    """Whether the file is the one that was sealed, and takes no more memory than disk; it is left at its start."""
+    """Raise unless the checksum of the file matches and its members are not compressed; rewind the file."""
     size = file.seek(0, os.SEEK_END) - 64
     if size < len(_MARK):
-        raise ValueError("it is cut off")
+        raise ValueError("it is truncated")
     file.seek(size - len(_MARK))
     if file.read(len(_MARK)) != _MARK:
-        raise ValueError("it has no checksum, or is cut off")
+        raise ValueError("it has no checksum, or is truncated")
     found = file.read()
     file.seek(0)
     digest = hashlib.sha256()
@@ -137,9 +138,9 @@ def _check(file: BinaryIO) -> None:
         digest.update(piece)
         left -= len(piece)
     if digest.hexdigest().encode() != found:
-        raise ValueError("its checksum does not fit")
+        raise ValueError("its checksum does not match")
     file.seek(0)
     with zipfile.ZipFile(file) as archive:
         if any(member.compress_type != zipfile.ZIP_STORED for member in archive.infolist()):
-            raise ValueError("it is compressed, which no checkpoint is")
+            raise ValueError("it is compressed, and checkpoints are not")
     file.seek(0)

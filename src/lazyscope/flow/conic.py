@@ -1,7 +1,7 @@
 """Conic particle gradient descent (talk 004; Chizat, 2019): r' = -2αrJ'_ν(θ), θ' = -β∇J'_ν(θ), with retractions.
 
-It is the gradient flow of J in the Wasserstein-Fisher-Rao metric of the nonnegative measures, discretised. β = 0 leaves
-the positions and is mirror descent on the masses.
+It discretises the gradient flow of J in the Wasserstein-Fisher-Rao metric on nonnegative measures. With β = 0, the
+positions are fixed, and it is mirror descent on the masses.
 """
 
 from __future__ import annotations
@@ -24,41 +24,45 @@ from lazyscope.linalg.threads import threads_for
 from lazyscope.model.particles import Functional, Measure, dual_certificate
 
 Retraction: TypeAlias = Callable[[Tensor, Tensor], Tensor]
-"""(r, δ) ↦ the new r, where δ = -2αJ' is the step of log r."""
+"""A function from (r, δ) to the new r, where δ = -2αJ' is the step of log r."""
 
 Watch: TypeAlias = Callable[[Measure], Mapping[str, Tensor]]
-"""Measures something at ν; called at the recorded steps."""
+"""A function that measures quantities of ν; it is called at the recorded steps."""
 
 
 def mirror(r: Tensor, step: Tensor) -> Tensor:
-    """r e^δ: multiplicative updates, so that β = 0 is mirror descent with the entropy; r stays positive."""
+    """The multiplicative update r e^δ, for which β = 0 is mirror descent with the entropy; r stays positive."""
     return r * step.exp()
 
 
 def canonical(r: Tensor, step: Tensor) -> Tensor:
-    """r(1 + δ): a straight step in r, as gradient descent on r takes; one beyond the tip of the cone ends there."""
+    """The update r(1 + δ) of gradient descent on r; a step beyond the tip of the cone, r = 0, ends there."""
     return r * (1 + step).clamp(min=0)
 
 
 @final
 @dataclass(frozen=True, repr=False)
 class ConicPath:
-    """A path ν_t recorded at T steps, of one measure or of a family."""
+    """A path ν_t of one measure or of a batch of measures, recorded at T steps."""
 
     steps: Int[Tensor, "T"]
+    """The recorded steps."""
     value: Float[Tensor, "T *batch"]
-    """J(ν)."""
+    """The objective J(ν)."""
     final: Measure
+    """The measure after the last step."""
     converged: Bool[Tensor, "*batch"]
+    """Whether each member converged."""
     diverged: Bool[Tensor, "*batch"]
+    """Whether each member diverged."""
     measures: list[Measure] = field(default_factory=list)
-    """ν at the recorded steps, on request."""
+    """The measures at the recorded steps, if `keep` was set."""
     observed: dict[str, Tensor] = field(default_factory=dict)
-    """What was watched, stacked over the steps."""
+    """The measurements of `watch`, stacked over the steps."""
 
     @property
     def status(self) -> Any:
-        """The `Status` of one measure; for a family a NumPy array of them."""
+        """The `Status` of one measure, or a NumPy array of them for a batch."""
         names = np.empty(tuple(self.converged.shape), dtype=object)
         names.fill(Status.HORIZON)
         names[self.converged.cpu().numpy()] = Status.CONVERGED
@@ -85,15 +89,35 @@ def conic_descent(
     keep: bool = False,
     progress: Progress | None = None,
 ) -> ConicPath:
-    """r ← retraction(r, -2αJ'), θ ← step(θ, -β∇J'), for all members of a family at once.
+    """Minimise a functional of nonnegative measures by conic particle gradient descent.
 
-    `alpha` and `beta` are numbers or one for each member. With a `tolerance` each member's certificate is asked at the
-    recorded steps, and a member whose gap is at most that rests: `converged` (proved where the features know their
-    curvature, as the certificate says). One whose J is not finite or blows up is held: `diverged`.
+    The step is r ← retraction(r, -2αJ'), θ ← step(θ, -β∇J'), for all members of a batch at once.
+
+    Args:
+        functional: The functional J.
+        start: The initial measure, or a batch of measures.
+        alpha: The step size α of the masses, one positive number or one for each member.
+        beta: The step size β of the positions, one non-negative number or one for each member.
+        steps: The number of steps.
+        retraction: The update of the masses, `mirror` or `canonical`.
+        tolerance: A member has converged when, at a recorded step, the gap of its dual certificate is at most
+            `tolerance`. The gap is a proven bound if the features know their curvature, as the certificate reports.
+            With 0, no certificate is computed.
+        record: The steps to record, or the number of steps to record, evenly spaced.
+        watch: A function that is called with the measure at the recorded steps and returns measurements.
+        keep: Whether to store the measures at the recorded steps.
+        progress: A callback that receives the completed fraction, from 0 to 1, at the recorded steps.
+
+    Returns:
+        The path. If J of a member is not finite or becomes too large, the member stops moving and is marked as
+        diverged.
+
+    Raises:
+        InputError: If a step size or the steps to record are invalid.
     """
     rates = [_rate(name, value, start) for name, value in (("alpha", alpha), ("beta", beta))]
     if not bool((rates[0] > 0).all()) or not bool((rates[1] >= 0).all()):
-        raise InputError("Masses need steps alpha > 0, positions beta ≥ 0; pass such numbers.")
+        raise InputError("The step sizes must satisfy alpha > 0 for masses and beta ≥ 0 for positions; change them.")
     marks = check_record(record, steps)
     nu, last, values = start, marks[-1], []
     measures: list[Measure] = []
@@ -120,7 +144,7 @@ def conic_descent(
                     progress(step / max(last, 1))
                 if step == last or not bool(moving.any()):
                     break
-            # Held members step by 0: masked, as the NaN of a diverged one would survive a product with 0.
+            # Members that have ended take a step of 0. Use a mask, since NaN times 0 is NaN.
             change = torch.where(moving[..., None], -2 * rates[0] * derivative, 0)
             walk = torch.where(moving[..., None, None], -rates[1][..., None] * slope, 0)
             nu = replace(nu, r=retraction(nu.r, change), theta=nu.domain.step(nu.theta, walk))
@@ -139,14 +163,14 @@ def conic_descent(
 
 
 def safe_step(functional: Functional, measure: Measure) -> float:
-    """A first guess of α = β for `conic_descent`: 1/(4·max(|J'|, λ)) at the start, for steps of log r below ½."""
+    """A first guess for α = β in `conic_descent`: 1/(4·max(|J'|, λ)) at the start, so that steps of log r are below ½."""
     derivative = functional.variation(measure).derivative.abs()
     size = max(float(derivative.max()), float(torch.as_tensor(functional.penalty, device="cpu").max()))
     return 1 / (4 * size) if size else math.inf
 
 
 def _proved(functional: Functional, measure: Measure, moving: Tensor, tolerance: float) -> Tensor:
-    """Which of the moving members are proved to be within the tolerance."""
+    """Find the moving members whose gap is at most the tolerance."""
     found = torch.zeros_like(moving)
     for index in np.ndindex(*measure.batch):
         if bool(moving[index]):

@@ -1,4 +1,4 @@
-"""v ↦ R(y_α(v)): the objective F_α of equation (2) in tangent coordinates, one value for each member."""
+"""The objective v ↦ R(y_α(v)), which is F_α of equation (2) in tangent coordinates, for each member of a batch."""
 
 from __future__ import annotations
 
@@ -19,20 +19,23 @@ from lazyscope.loss import Loss, Risk
 from lazyscope.model.coordinates import Alpha, Coordinates, Studied, check_alpha
 
 Times: TypeAlias = Tensor | Sequence[Number] | NDArray[Any]
-"""Times at which a flow is recorded."""
+"""The times at which a flow is recorded."""
 
 
 @final
 @dataclass(frozen=True)
 class Objective:
-    """v ↦ R(y_α(v)). Its gradient flow in v is equation (4), with time and step size the same for every α."""
+    """The objective v ↦ R(y_α(v)).
+
+    Its gradient flow in v is equation (4), with the same time and step size for every α.
+    """
 
     coordinates: Coordinates
     risk: Risk
 
     @classmethod
     def of(cls, model: Studied, loss: Loss, x: Inputs, y: Target, alpha: Alpha, centred: bool) -> Objective:
-        """Binds the data, after checking all that enters."""
+        """Check the arguments, and create the objective on the given data."""
         check_alpha(alpha)
         check_inputs(x)
         coordinates = model.coordinates(x, alpha, centred=centred)
@@ -41,26 +44,26 @@ class Objective:
         return cls(coordinates, loss.risk(start, y, len(coordinates.batch)))
 
     def renewed(self, coordinates: Coordinates, target: Target) -> Objective:
-        """The objective on other samples, of which only shapes are checked."""
+        """Create the objective on other samples, whose values are not checked, only their shapes."""
         return Objective(coordinates, self.risk.renewed(target))
 
     def __call__(self, v: Params) -> Tensor:
-        """R(y_α(v)), of shape `batch`."""
+        """Compute R(y_α(v)), of shape `batch`."""
         return self.risk(self.coordinates.outputs(v))
 
     def gradient(self, v: Params) -> tuple[Tensor, dict[str, Tensor]]:
-        """R(y_α(v)) and ∇_v of it, for each member its own."""
+        """Compute R(y_α(v)) and its gradient with respect to v, for each member."""
         y, pull = self.coordinates.linearise(v)
         return self.risk(y), pull(self.risk.gradient(y) / self.risk.shape[0])
 
 
 def flat(v: Params, batch: tuple[int, ...]) -> Float[Tensor, "*batch p"]:
-    """All parameters of each member as one vector."""
+    """Concatenate all parameters of each member to one vector."""
     return torch.cat([value.reshape(*batch, -1) for value in v.values()], dim=-1)
 
 
 def unflat(vector: Float[Tensor, "*batch p"], like: Params) -> dict[str, Tensor]:
-    """The inverse of `flat`."""
+    """Split a vector into parameters, the inverse of `flat`."""
     batch = vector.shape[:-1]
     sizes = [value.numel() // batch.numel() for value in like.values()]
     parts = torch.split_with_sizes(vector, sizes, dim=-1)
@@ -68,23 +71,25 @@ def unflat(vector: Float[Tensor, "*batch p"], like: Params) -> dict[str, Tensor]
 
 
 def check_inputs(x: Inputs) -> None:
-    """Refuses inputs that are empty, NaN or infinite."""
+    """Raise if the inputs are empty or contain NaN or infinite values."""
     for leaf in pytree.tree_leaves(x):
         if not isinstance(leaf, Tensor):
             continue
         if leaf.numel() == 0:
             raise InputError(f"The inputs are empty (shape {tuple(leaf.shape)}); pass at least one sample.")
         if not bool(leaf.isfinite().all()):
-            raise InputError("The inputs hold NaN or infinite values; drop or repair those samples.")
+            raise InputError("The inputs contain NaN or infinite values; remove or correct those samples.")
 
 
 def check_times(times: Times, *, infinity: bool) -> Float[Tensor, "T"]:
-    """Times as float64 on the CPU: from 0 on, strictly increasing; ∞ only where the limit is known."""
+    """Check that times are non-negative and increasing, and return them as float64 on the CPU."""
     value = torch.as_tensor(times, dtype=torch.float64, device="cpu").detach()
     if value.ndim != 1 or len(value) == 0 or bool(value.isnan().any()):
         raise InputError("The times must be a list of numbers without NaN; pass at least one.")
     if bool((value < 0).any()) or not bool((value[1:] > value[:-1]).all()):
-        raise InputError("The times must start at 0 or later and increase strictly; sort them and drop repetitions.")
+        raise InputError("The times must be non-negative and strictly increasing; sort them and remove duplicates.")
     if bool(value[-1].isinf()) and not infinity:
-        raise InputError("An ODE has no t = ∞; pass a finite horizon, and the flow rests from its convergence on.")
+        raise InputError(
+            "An ODE solver cannot reach t = ∞; pass a finite time. The flow stops moving once it has converged."
+        )
     return value

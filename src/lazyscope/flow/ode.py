@@ -1,4 +1,4 @@
-"""Equation (4) as an ODE in tangent coordinates, v' = -∇_v R(y_α(v)), by torchdiffeq's Dormand-Prince."""
+"""Equation (4) as an ODE in tangent coordinates, v' = -∇_v R(y_α(v)), integrated by torchdiffeq's Dormand-Prince."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from typing import TypeAlias
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
-from torchdiffeq import odeint
 
 from lazyscope._typing import Inputs, Number
 from lazyscope.ambient import without_autocast
@@ -21,7 +20,7 @@ from lazyscope.model.coordinates import Alpha, Studied
 from lazyscope.progress import Bar
 
 Field: TypeAlias = Callable[[Tensor], tuple[Tensor, Tensor]]
-"""state (*batch, p) ↦ its derivative, and the speed ‖v'‖ (*batch) by which convergence is judged."""
+"""A function from the state (*batch, p) to its derivative and to the speed ‖v'‖ (*batch), which decides convergence."""
 
 
 @without_autocast
@@ -41,35 +40,45 @@ def gradient_flow(
     keep_params: bool = False,
     progress: Progress | None = None,
 ) -> Trajectory:
-    """Equation (4): w' = -(1/α) Dh(w)ᵀ∇R(αh(w)), from w₀ at t = 0, recorded at `times`.
+    """Integrate the gradient flow of a scaled model, equation (4), from w₀ at t = 0.
 
-    Integrated as v' = -∇_v R(y_α(v)) with w = w₀ + v/α, in the dtype of the model. Members of a batch share the steps,
-    with the error held for each of them. The loss cannot rise along the flow: `diverged` tells that the model or the
-    arithmetic failed, and the member then stays at the last of the times that it reached.
+    The flow w' = -(1/α) Dh(w)ᵀ∇R(αh(w)) is integrated as v' = -∇_v R(y_α(v)) with w = w₀ + v/α, in the dtype of the
+    model. The members of a batch share the steps of the solver, whose error is controlled for each member. Since the
+    loss cannot increase along the flow, the status `diverged` means that the model or the arithmetic failed; the member
+    then stays at the state of the last recorded time that it reached.
 
     Args:
-        model: A module, a `Model`, or another model that has tangent coordinates.
-        loss: One of `lazyscope.loss`.
-        x: Inputs of n samples.
-        y: Their targets, as the loss takes them: a tensor, array or nested list.
-        times: When to record, increasing from 0 or later; a tensor, array or list.
-        alpha: The scale α, or one for each member of a batch; `math.inf` is the tangent model.
-        centred: Whether h(w₀) is subtracted from the outputs, so that they start at 0.
-        rtol: The relative error of a step.
-        atol: The absolute error of a step.
-        tolerance: A member rests once ‖v'‖ is this times its value at the start; below `rtol` that may never come, as
-            near a minimum an explicit solver errs by rtol.
-        observe: Measures something at v, called at the recorded times; see `Trajectory.observed`.
-        keep_params: Whether v itself is kept at the recorded times.
-        progress: Told the share of the way, from 0 to 1, at the recorded times; then no line of progress is shown.
+        model: The module, `Model` or other model with tangent coordinates to train. It is not modified.
+        loss: The loss, one of `lazyscope.loss`.
+        x: The inputs of n samples.
+        y: The targets in the form that the loss takes, as a tensor, an array or a nested list.
+        times: The times to record, non-negative and increasing, as a tensor, an array or a list.
+        alpha: The scale α, one number or one for each member of a batch; `math.inf` trains the tangent model.
+        centred: Whether to subtract h(w₀) from the outputs, so that they start at 0.
+        rtol: The relative tolerance of a step.
+        atol: The absolute tolerance of a step.
+        tolerance: A member has converged when ‖v'‖ is at most `tolerance` times its initial value. A value below `rtol`
+            may never be reached, since an explicit solver has an error of order `rtol` near a minimum.
+        observe: A function that is called with v at the recorded times and returns measurements, which are stored in
+            `Trajectory.observed`.
+        keep_params: Whether to store v at the recorded times.
+        progress: A callback that receives the completed fraction, from 0 to 1, at the recorded times. If it is given,
+            no progress bar is shown.
 
     Returns:
-        The trajectory, with a status; divergence is a result.
+        The trajectory with its status. Divergence is reported by the status and does not raise.
 
     Raises:
-        InputError: If data, targets or numbers are not as said.
-        ModelError: If the model cannot be studied as it is.
+        InputError: If the data, the targets or a number are invalid.
+        ModelError: If the model cannot be traced or differentiated.
         ScaleError: If α is not positive.
+
+    Example:
+        >>> from lazyscope.loss import Square
+        >>> x = torch.tensor([[1.0], [2.0]])
+        >>> path = gradient_flow(torch.nn.Linear(1, 1), Square(), x, 3 * x, times=[0.0, 1.0, 200.0], alpha=10.0)
+        >>> path.status, float(path.loss[-1]) < 1e-6
+        (<Status.CONVERGED: 'converged'>, True)
     """
     times = check_times(times, infinity=False)
     objective = Objective.of(studied(model), loss, x, y, alpha, centred)
@@ -92,7 +101,7 @@ def gradient_flow(
 
 
 class Integration:
-    """Integrates a field for all members in one state; those that have converged or diverged stand still."""
+    """The integration of a field for all members in one state; members that have ended do not move."""
 
     def __init__(
         self, field: Field, state: Float[Tensor, "*batch p"], *, rtol: Number, atol: Number, tolerance: Number
@@ -109,7 +118,7 @@ class Integration:
 
     @torch.no_grad()
     def through(self, times: Float[Tensor, "T"], bar: Bar) -> Iterator[Float[Tensor, "*batch p"]]:
-        """The state at each of the times, until all members have ended; the bar is told the time after each step."""
+        """Yield the state at each time, until all members have ended, and update the progress bar after each step."""
         self._bar = bar
         now = torch.zeros((), dtype=torch.float64, device="cpu")
         for time in times:
@@ -121,16 +130,18 @@ class Integration:
                 return
 
     def _advance(self, span: Float[Tensor, "2"]) -> None:
-        """Goes from one time to the next; again without the members that failed on the way, if some did."""
+        """Integrate from one time to the next; if some members fail, try again without them."""
         while not bool((self.converged | self.diverged).all()):
-            # step_t: end on the time itself, not on an interpolation that the next span would start from
+            # step_t: end a step at the time itself, so that the next span does not start from an interpolation
             options = {"norm": _worst_member, "step_t": span[1:], "first_step": self.step}
             self.failed.zero_()
             try:
+                from torchdiffeq import odeint  # imported here because it takes 0.3 s
+
                 path = odeint(self, self.state, span, rtol=self.rtol, atol=self.atol, options=options, method="dopri5")
             except AssertionError as error:
                 if "underflow in dt" not in str(error) and "non-finite" not in str(error):
-                    raise  # an assertion of the user's model
+                    raise  # an assertion in the user's model
                 active = ~(self.converged | self.diverged)
                 culprits = active & self.failed
                 self.diverged = self.diverged | (culprits if bool(culprits.any()) else active)
@@ -142,18 +153,18 @@ class Integration:
             return
 
     def __call__(self, t: Tensor, state: Tensor) -> Tensor:
-        """The right-hand side: the field where the member still moves, 0 where it rests."""
+        """The right-hand side: the field for members that move, 0 for the others."""
         derivative, speed = self.field(state)
         self.failed = ~speed.isfinite()
         resting = (speed <= self.slow) | self.converged | self.diverged
         return torch.where(resting[..., None], 0, derivative)
 
     def callback_step(self, t: Tensor, state: Tensor, step: Tensor) -> None:
-        """Keeps the step, so that the next span need not find it again."""
+        """Store the step size, so that the next span starts with it."""
         self.step = step
         self._bar.reach(float(t))
 
 
 def _worst_member(error: Float[Tensor, "*batch p"]) -> Float[Tensor, ""]:
-    """The largest RMS error of a member; NaN counts as infinite, so that a smaller step is tried."""
+    """The largest RMS error of the members; NaN counts as infinite, so that the solver tries a smaller step."""
     return error.square().mean(-1).sqrt().max().nan_to_num(nan=torch.inf, posinf=torch.inf)

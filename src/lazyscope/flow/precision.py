@@ -1,4 +1,4 @@
-"""How finely a network computes while it trains, as data: what torch is told for the time of a block."""
+"""The numerical precision of training, as settings of torch that apply within a context."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ import torch
 @final
 @dataclass(frozen=True)
 class Precision:
-    """Parameters and increments are float32; matrix products may be coarser.
-
-    `tf32` lets a GPU round their factors to 10 bits; `autocast` computes them in another dtype.
-    """
+    """The precision of matrix products; parameters and their updates are always float32."""
 
     name: str
+    """The name of the precision."""
     tf32: bool
+    """Whether a GPU may round the factors of products to TF32, with 10 bits of mantissa."""
     autocast: torch.dtype | None = None
+    """The dtype of products under autocast. `None` disables autocast."""
 
     @contextmanager
     def settings(self) -> Iterator[None]:
-        """Torch's settings for forward and backward passes inside the block; they are put back after it."""
+        """Apply the settings to forward and backward passes within the context, and restore the previous ones after it."""
         cudnn, matmul = torch.backends.cudnn, torch.backends.cuda.matmul
         before = (cudnn.allow_tf32, matmul.allow_tf32, cudnn.benchmark)
         cudnn.allow_tf32, matmul.allow_tf32, cudnn.benchmark = self.tf32, self.tf32, True
@@ -34,9 +34,9 @@ class Precision:
             cudnn.allow_tf32, matmul.allow_tf32, cudnn.benchmark = before
 
     def forward(self, device: torch.device) -> torch.autocast:
-        """The context of a forward pass; the backward pass follows it by itself.
+        """Return the context of a forward pass; the backward pass uses the same precision.
 
-        Without a cache of cast weights: a CUDA graph would keep those of the step at which it was captured.
+        Autocast does not cache converted weights, since a CUDA graph would keep those of the step that it captured.
         """
         return torch.autocast(device.type, self.autocast, self.autocast is not None, cache_enabled=False)
 

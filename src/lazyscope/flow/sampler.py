@@ -1,4 +1,4 @@
-"""Where the samples of a stochastic descent come from."""
+"""Samplers that draw the samples of stochastic gradient descent."""
 
 from __future__ import annotations
 
@@ -15,27 +15,31 @@ from lazyscope.flow.objective import check_inputs
 from lazyscope.labels import Target, as_target
 
 Sampler: TypeAlias = Callable[[int, Generator], tuple[Inputs, Target]]
-"""(step, generator) ↦ the inputs and targets of that step; drawing fresh ones makes a descent one-pass."""
+"""A function from (step, generator) to the inputs and targets of that step; new samples at each step give one-pass SGD.
+"""
 
 
 @final
 class Minibatches:
-    """The samples in a new random order each epoch, `size` at a time; the last of an epoch may be fewer.
+    """A sampler of minibatches, in a new random order in each epoch.
+
+    The last minibatch of an epoch may be smaller.
 
     Args:
-        x: Inputs of n samples.
-        y: Their targets: a tensor, array or nested list.
-        size: The samples of a minibatch.
-        dim: The dimension of inputs and targets that counts samples: 0, or the number of batch dimensions when members
-            have their own.
+        x: The inputs of n samples.
+        y: The targets, as a tensor, an array or a nested list.
+        size: The number of samples in a minibatch.
+        dim: The dimension of inputs and targets that counts the samples: 0, or the number of batch dimensions if the
+            members of a batch have different samples.
 
     Raises:
-        InputError: If there are not so many samples, or not as many inputs as targets.
+        InputError: If `size` is larger than the number of samples, or the numbers of inputs and targets differ.
 
-    >>> draw = Minibatches(torch.arange(4.0), torch.arange(4.0), 3)
-    >>> generator = torch.Generator().manual_seed(0)
-    >>> [len(draw(step, generator)[1]) for step in range(4)]
-    [3, 1, 3, 1]
+    Example:
+        >>> draw = Minibatches(torch.arange(4.0), torch.arange(4.0), 3)
+        >>> generator = torch.Generator().manual_seed(0)
+        >>> [len(draw(step, generator)[1]) for step in range(4)]
+        [3, 1, 3, 1]
     """
 
     def __init__(self, x: Inputs, y: Target, size: int, dim: int = 0) -> None:
@@ -45,21 +49,31 @@ class Minibatches:
         self.samples = self.y.shape[dim]
         if not 1 <= size <= self.samples:
             raise InputError(
-                f"A minibatch of {size} cannot be drawn from {self.samples} samples; pass 1 … {self.samples}."
+                f"A minibatch of {size} samples cannot be drawn from {self.samples} samples; pass a size from 1 to"
+                f" {self.samples}."
             )
         for leaf in pytree.tree_leaves(x):
             if isinstance(leaf, Tensor) and leaf.shape[dim] != self.samples:
                 raise InputError(
-                    f"There are {leaf.shape[dim]} inputs and {self.samples} targets; pass one target an input."
+                    f"There are {leaf.shape[dim]} inputs and {self.samples} targets; pass one target for each input."
                 )
 
     @property
     def per_epoch(self) -> int:
-        """Steps in an epoch."""
+        """The number of steps in an epoch."""
         return -(-self.samples // self.size)
 
     def __call__(self, step: int, generator: Generator) -> tuple[Inputs, Tensor]:
-        """The minibatch of this step; the order is drawn at the first step of each epoch."""
+        """Draw the minibatch of a step.
+
+        Args:
+            step: The step, from 0. Steps must be passed in order, as the order of the samples is drawn at the first
+                step of each epoch.
+            generator: The CPU generator of the random order.
+
+        Returns:
+            The inputs and targets of the minibatch.
+        """
         position = step % self.per_epoch
         if position == 0:
             self.order = torch.randperm(self.samples, generator=generator, device="cpu")

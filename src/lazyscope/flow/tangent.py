@@ -1,4 +1,4 @@
-"""Equation (5), the flow of the tangent model y_0 + Dh(w₀)v, in function space: closed form for the square loss."""
+"""Equation (5), the gradient flow of the tangent model y_0 + Dh(w₀)v, in function space."""
 
 from __future__ import annotations
 
@@ -42,34 +42,45 @@ def tangent_flow(
     keep_params: bool = False,
     progress: Progress | None = None,
 ) -> Trajectory:
-    """Equation (5): w̄' = -(1/α) Dh(w₀)ᵀ∇R(αh̄(w̄)), recorded at `times`.
+    """Compute the gradient flow of the tangent model, equation (5), at the given times.
 
-    With K = Dh(w₀)Dh(w₀)ᵀ and v = Dh(w₀)ᵀc it reads c' = -∇R(y), y = y_0 + Kc, in the Euclidean geometry of the N
-    outputs. For the square loss K is diagonalised, O(N³) once, and any times are exact, t = ∞ included; for other
-    losses it is an ODE. The scale enters by y_0 = αh(w₀), and by the displacement ‖v‖/α, alone.
+    The flow is w̄' = -(1/α) Dh(w₀)ᵀ∇R(αh̄(w̄)). With the tangent kernel K = Dh(w₀)Dh(w₀)ᵀ and v = Dh(w₀)ᵀc, it is
+    c' = -∇R(y) with y = y_0 + Kc, in the Euclidean geometry of the N outputs. For the square loss, the solution is in
+    closed form: K is diagonalised once, in O(N³), and any time can be evaluated, including t = ∞. For other losses, the
+    ODE is integrated numerically. The scale α only enters through y_0 = αh(w₀) and the displacement ‖v‖/α.
 
     Args:
-        model: A module, a `Model`, or another model that has tangent coordinates.
-        loss: One of `lazyscope.loss`.
-        x: Inputs of n samples.
-        y: Their targets, as the loss takes them: a tensor, array or nested list.
-        times: When to record, increasing from 0 or later, ∞ included for the square loss; a tensor, array or list.
-        alpha: The scale α, or one for each member of a batch; `math.inf` is the tangent model.
-        centred: Whether h(w₀) is subtracted from the outputs, so that they start at 0.
-        rtol: The relative error of a step, for losses that need an ODE.
-        atol: The absolute error of a step, likewise.
-        tolerance: A member has converged when ‖v'‖ is at most this times its value at the start.
-        observe: Measures something at v, called at the recorded times; see `Trajectory.observed`.
-        keep_params: Whether v itself is kept at the recorded times.
-        progress: Told the share of the way, from 0 to 1, at the recorded times; then no line of progress is shown.
+        model: The module, `Model` or other model with tangent coordinates to train. It is not modified.
+        loss: The loss, one of `lazyscope.loss`.
+        x: The inputs of n samples.
+        y: The targets in the form that the loss takes, as a tensor, an array or a nested list.
+        times: The times to record, non-negative and increasing, as a tensor, an array or a list. For the square loss,
+            the last one may be ∞.
+        alpha: The scale α, one number or one for each member of a batch; `math.inf` is its limit.
+        centred: Whether to subtract h(w₀) from the outputs, so that they start at 0.
+        rtol: The relative tolerance of a step, for losses that need an ODE solver.
+        atol: The absolute tolerance of a step, for losses that need an ODE solver.
+        tolerance: A member has converged when ‖v'‖ is at most `tolerance` times its initial value.
+        observe: A function that is called with v at the recorded times and returns measurements, which are stored in
+            `Trajectory.observed`.
+        keep_params: Whether to store v at the recorded times.
+        progress: A callback that receives the completed fraction, from 0 to 1, at the recorded times. If it is given,
+            no progress bar is shown.
 
     Returns:
-        The trajectory, with a status.
+        The trajectory with its status.
 
     Raises:
-        InputError: If data, targets or numbers are not as said, or the kernel does not fit into memory.
-        ModelError: If the model cannot be studied as it is.
+        InputError: If the data, the targets or a number are invalid, or the kernel does not fit into memory.
+        ModelError: If the model cannot be traced or differentiated.
         ScaleError: If α is not positive.
+
+    Example:
+        >>> from lazyscope.loss import Square
+        >>> x = torch.tensor([[1.0], [2.0]])
+        >>> path = tangent_flow(torch.nn.Linear(1, 1), Square(), x, 3 * x, times=[0.0, 1.0, math.inf])
+        >>> path.status, float(path.loss[-1]) < 1e-6
+        (<Status.CONVERGED: 'converged'>, True)
     """
     times = check_times(times, infinity=True)
     objective = Objective.of(studied(model), loss, x, y, alpha, centred)
@@ -78,13 +89,13 @@ def tangent_flow(
     with nullcontext() if progress is None else quiet():
         kernel = objective.coordinates.kernel().detach()
         if not bool(kernel.isfinite().all()):
-            raise ModelError("The tangent kernel holds NaN or infinite values; check the model's initialisation.")
+            raise ModelError("The tangent kernel contains NaN or infinite values; check the model's initialisation.")
         path = TangentPath(objective, kernel, recording, progress)
         return _follow(loss, path, times, rtol, atol, tolerance)
 
 
 def _check_fits(objective: Objective, loss: Loss) -> None:
-    """Refuses a kernel that does not fit, with the eigenvectors that the closed form needs."""
+    """Raise if the kernel, with the eigenvectors that the closed form needs, does not fit into memory."""
     target, members = objective.risk.target, math.prod(objective.coordinates.batch)
     size = math.prod(objective.risk.shape)
     check_fits(
@@ -92,13 +103,13 @@ def _check_fits(objective: Objective, loss: Loss) -> None:
         target.dtype,
         target.device,
         copies=1 + COPIES * 8 / target.element_size() if isinstance(loss, Square) else 1,
-        instead="take fewer points, or follow the tangent model by gradient_descent(…, alpha=math.inf) or by"
-        " gradient_flow(…, alpha=math.inf), which form no kernel",
+        instead="use fewer points, or train the tangent model by gradient_descent(…, alpha=math.inf) or by"
+        " gradient_flow(…, alpha=math.inf), which do not form the kernel",
     )
 
 
 class TangentPath:
-    """y_0 + Kc for the coefficients c of v = Dh(w₀)ᵀc, and its recording."""
+    """The outputs y_0 + Kc for the coefficients c of v = Dh(w₀)ᵀc, and their recording."""
 
     def __init__(
         self,
@@ -118,19 +129,19 @@ class TangentPath:
 
     @property
     def samples(self) -> int:
-        """n, which divides ∇R; the kernel counts N = n · outputs."""
+        """The number of samples n, which divides ∇R; the kernel has N = n · outputs rows."""
         return self.risk.shape[0]
 
     def vector(self, outputs: Tensor) -> Float[Tensor, "*batch N"]:
-        """Outputs of each member as a vector."""
+        """Reshape the outputs of each member to a vector."""
         return outputs.reshape(*self.batch, -1)
 
     def outputs(self, vector: Float[Tensor, "*batch N"]) -> Tensor:
-        """The inverse of `vector`."""
+        """Reshape a vector to outputs, the inverse of `vector`."""
         return vector.reshape(self.start.shape)
 
     def apply(self, c: Float[Tensor, "*batch N"]) -> Float[Tensor, "*batch N"]:
-        """Kc."""
+        """Compute Kc."""
         return (self.kernel @ c[..., None])[..., 0]
 
     def add(
@@ -140,7 +151,7 @@ class TangentPath:
         travel: Float[Tensor, "*batch"],
         fraction: float,
     ) -> None:
-        """Records the point with coefficients c, outputs y_0 + change (change = Kc) and ‖v‖ = travel."""
+        """Record the point with coefficients c, outputs y_0 + change (change = Kc) and ‖v‖ = travel."""
         v = self.coordinates.pull_back(self.outputs(c)) if self.recording.needs_params else {}
         self.recording.add(v, self.start + self.outputs(change), travel)
         if self.progress is not None:
@@ -149,11 +160,11 @@ class TangentPath:
 
 @singledispatch
 def _follow(loss: Loss, path: TangentPath, times: Tensor, rtol: Number, atol: Number, tolerance: Number) -> Trajectory:
-    """Any loss: the ODE c' = -∇R(y_0 + Kc), of speed ‖v'‖ = ‖Dh(w₀)ᵀ∇R‖."""
+    """Integrate the ODE c' = -∇R(y_0 + Kc), with speed ‖v'‖ = ‖Dh(w₀)ᵀ∇R‖, for any loss."""
     times = check_times(times, infinity=False)
 
     def length(c: Tensor) -> Tensor:
-        """‖Dh(w₀)ᵀc‖ = √(cᵀKc)."""
+        """Compute ‖Dh(w₀)ᵀc‖ = √(cᵀKc)."""
         return (c * path.apply(c)).sum(-1).clamp(min=0).sqrt()
 
     def field(c: Tensor) -> tuple[Tensor, Tensor]:
@@ -171,12 +182,12 @@ def _follow(loss: Loss, path: TangentPath, times: Tensor, rtol: Number, atol: Nu
 def _follow_square(
     loss: Square, path: TangentPath, times: Tensor, rtol: Number, atol: Number, tolerance: Number
 ) -> Trajectory:
-    """Square loss: with K/n = UΛUᵀ, y(t) = y_0 + U(e^{-Λt} - 1)Uᵀ(y_0 - y*)."""
-    # float64 whatever the model's dtype: at late times the small eigenvalues matter
+    """Evaluate the closed form for the square loss: with K/n = UΛUᵀ, y(t) = y_0 + U(e^{-Λt} - 1)Uᵀ(y_0 - y*)."""
+    # Use float64 for any dtype of the model, since the small eigenvalues matter at late times.
     with Bar(f"eigenvalues of a {path.kernel.shape[-1]} × {path.kernel.shape[-1]} kernel"):
         eigenvalues, basis = torch.linalg.eigh(path.kernel.double() / path.samples)
-    # Rounding moves an eigenvalue by about √N·eps·λ_max; below that it is zero. Its direction then has Dh(w₀)ᵀu = 0:
-    # the outputs never move along it, and its coefficient, which would grow like t, is left out.
+    # Rounding changes an eigenvalue by about √N·eps·λ_max; a smaller eigenvalue counts as zero. Its eigenvector u then
+    # has Dh(w₀)ᵀu = 0: the outputs do not move along u, and its coefficient, which would grow like t, is omitted.
     noise = 4 * math.sqrt(basis.shape[-1]) * torch.finfo(path.kernel.dtype).eps
     null = eigenvalues <= noise * eigenvalues[..., -1:]
     residual = path.vector(path.start - path.risk.target).double()

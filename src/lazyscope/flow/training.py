@@ -1,7 +1,7 @@
-"""Training of networks on data that stay on the device: SGD with momentum, epoch by epoch, resumable.
+"""Resumable training of networks by SGD with momentum, on data that stay on the device.
 
 A `Scaled` or `Linearised` model, whose parameters are v, and a plain module are trained by the same loop: in the
-coordinates v the step size is the same for every α (equation (2) with F_α = R(αh)/α²).
+coordinates v, the step size is the same for every α (equation (2) with F_α = R(αh)/α²).
 """
 
 from __future__ import annotations
@@ -28,37 +28,40 @@ from lazyscope.flow.precision import TF32, Precision
 from lazyscope.flow.step import Compiler, Objective, Sampler, Step
 
 Schedule: TypeAlias = Callable[[float], Number]
-"""Time in epochs, with fractions, ↦ the factor on the step size."""
+"""A function from the time in epochs, including fractions, to the factor that multiplies the step size."""
 
 Watch: TypeAlias = Callable[[nn.Module], Mapping[str, float]]
-"""Measures the net during training, such as its test accuracy."""
+"""A function that measures quantities of the network during training, such as its test accuracy."""
 
 
 def constant(epochs: Number) -> Number:
-    """1, always."""
+    """Return 1, for a constant step size."""
     return 1.0
 
 
 def harmonic(decay: Number) -> Schedule:
-    """1/(1 + decay·epoch), constant within an epoch: Section 3.2's η_t."""
+    """The schedule 1/(1 + decay·epoch), constant within an epoch: η_t of Section 3.2."""
     return lambda epochs: 1 / (1 + decay * math.floor(epochs))
 
 
 def one_cycle(length: Number, rise: float = 0.2) -> Schedule:
-    """Linearly up over the first part `rise` of the epochs, and down to 0 at `length` (Smith and Topin, 2017)."""
+    """A schedule that increases linearly over the fraction `rise` of the epochs, and then decreases linearly to 0.
+
+    It reaches 0 at the epoch `length` (Smith and Topin, 2017).
+    """
     return lambda epochs: min(epochs / (rise * length), max(length - epochs, 0.0) / ((1 - rise) * length))
 
 
 def eager(net: nn.Module) -> Callable[..., Any]:
-    """The net as it is."""
+    """Return the network unchanged."""
     return net
 
 
 def compiled(net: nn.Module) -> Callable[..., Any]:
-    """The net through `torch.compile`, with an empty cache.
+    """Compile the network with `torch.compile`, after clearing its cache.
 
-    Dynamo recompiles a forward at most eight times in a process, and then runs it eagerly without a word; a process
-    that trains one net after another would come to that.
+    Dynamo recompiles a forward pass at most eight times per process and then silently runs it eagerly, which would
+    affect a process that trains many networks.
     """
     torch.compiler.reset()
     return torch.compile(net)
@@ -67,60 +70,71 @@ def compiled(net: nn.Module) -> Callable[..., Any]:
 @final
 @dataclass(frozen=True)
 class Recipe:
-    """How long and how fast: lr·schedule(epoch), momentum as in `torch.optim.SGD`, no weight decay."""
+    """The settings of a training run by `torch.optim.SGD`, without weight decay."""
 
     epochs: int
+    """The number of epochs."""
     lr: Number
+    """The step size, which is multiplied by the schedule."""
     schedule: Schedule = constant
+    """A function from the time in epochs to the factor that multiplies `lr`."""
     momentum: Number = 0.9
+    """The momentum as in `torch.optim.SGD`, in [0, 1)."""
     precision: Precision = TF32
+    """The precision of the forward and backward passes."""
     compiler: Compiler = eager
+    """The compiler of the network, `eager` or `compiled`."""
 
     def rates(self, epoch: int, steps: int) -> list[float]:
-        """The step sizes of an epoch."""
+        """Compute the step sizes of an epoch."""
         return [float(self.lr * self.schedule(epoch + step / steps)) for step in range(steps)]
 
     def __post_init__(self) -> None:
         if self.epochs < 1 or not 0 < self.lr < math.inf or not 0 <= self.momentum < 1:
             raise InputError(
-                f"A recipe needs epochs ≥ 1, a finite lr > 0 and a momentum in [0, 1), not {self.epochs}, {self.lr} and"
-                f" {self.momentum}; change them."
+                f"A recipe needs epochs ≥ 1, a finite lr > 0 and a momentum in [0, 1), and these are {self.epochs},"
+                f" {self.lr} and {self.momentum}; change them."
             )
 
 
 @final
 @dataclass
 class History:
-    """What was recorded on the way; grows by one entry an epoch."""
+    """The record of a training run, with one entry per epoch."""
 
     loss: list[float] = field(default_factory=list)
-    """Mean over the epoch's batches, each before its step."""
+    """The mean loss over the batches of each epoch, each evaluated before its step."""
     accuracy: list[float] = field(default_factory=list)
+    """The mean training accuracy over the batches of each epoch, each evaluated before its step."""
     watched: dict[str, list[float]] = field(default_factory=dict)
-    """What `watch` returned, NaN in the epochs between."""
+    """The measurements of `watch`, NaN in epochs without a measurement."""
     seconds: float = 0.0
-    """Time of the steps: without set-up, evaluation and checkpoints."""
+    """The time of the steps in seconds, without set-up, evaluation and checkpoints."""
     setup: float = 0.0
-    """Time of compiling, warming up and capturing."""
+    """The time of compilation, warm-up and capture in seconds."""
 
 
 @final
 @dataclass(frozen=True)
 class Trained:
-    """How a training went; the net itself was trained in place."""
+    """The result of a training run; the network itself is trained in place."""
 
     history: History
+    """The losses, accuracies and measurements of each epoch."""
     status: Status
+    """Whether training reached the last epoch or diverged."""
     images: int
+    """The number of images processed."""
     peak_memory: int
+    """The peak memory in bytes."""
 
     @property
     def images_per_second(self) -> float:
-        """Throughput of the steps."""
+        """The throughput of the training steps."""
         return self.images / self.history.seconds if self.history.seconds else math.nan
 
     def result(self) -> dict[str, np.ndarray | float | int | str]:
-        """Curves and costs as plain arrays and numbers."""
+        """Return the curves and costs as plain arrays and numbers."""
         curves = {"loss": self.history.loss, "accuracy": self.history.accuracy, **self.history.watched}
         return {
             **{f"curve_{name}": np.array(values) for name, values in curves.items()},
@@ -143,11 +157,25 @@ def train(
     checkpoint: Checkpoint | None = None,
     progress: Progress | None = None,
 ) -> Trained:
-    """Train `net` in place, on the device of the batches, channels last.
+    """Train `net` in place, on the device of the batches, with the memory format `torch.channels_last`.
 
-    `watch(net)` is called after each `every` epochs, and after the last. With a checkpoint, a run that was killed goes
-    on after the last epoch written, and on a CPU ends with the same bits as one never stopped. A run whose loss
-    exceeds `DIVERGED` times 1 + its first loss, or is not finite, ends there with that status.
+    With a checkpoint, an interrupted run continues after the last stored epoch; on a CPU, its result is bitwise equal
+    to that of an uninterrupted run. Training stops with the status `DIVERGED` if the loss is not finite or exceeds
+    `DIVERGED` times (1 + the first loss).
+
+    Args:
+        net: The network to train.
+        objective: The loss of a batch.
+        batches: The source of the batches.
+        recipe: The number of epochs, the step size and the other settings.
+        watch: A function that is called with the network after every `every` epochs and after the last one, and returns
+            measurements.
+        every: The number of epochs between two calls of `watch`.
+        checkpoint: Where to store the state of the training. `None` stores nothing.
+        progress: A callback that receives the completed fraction, from 0 to 1, after each epoch.
+
+    Returns:
+        The history, the status and the costs of the training.
     """
     device = batches.device
     placed: Any = net.to(device)
@@ -186,7 +214,7 @@ def train(
                 checkpoint.save(_state(net, step, recipe, epoch, history))
             if progress is not None:
                 progress(epoch / recipe.epochs)
-        if history.loss and not history.loss[-1] <= limit:  # a finished run that is resumed, too
+        if history.loss and not history.loss[-1] <= limit:  # also for a finished run that is resumed
             status = Status.DIVERGED
     images = epoch * batches.steps * batches.size
     return Trained(history, status, images, peak_memory(device))
@@ -196,7 +224,7 @@ def train(
 def evaluate(
     net: nn.Module, objective: Objective, x: Tensor, labels: Tensor, *, size: int = 1000, precision: Precision = TF32
 ) -> tuple[float, float]:
-    """Loss and accuracy on given images, `size` at a time."""
+    """Compute the loss and the accuracy on given images, `size` at a time."""
     loss, hits = torch.zeros((), dtype=torch.float64, device=x.device), torch.zeros((), device=x.device)
     with precision.settings():
         for some, classes in zip(x.split(size), labels.split(size), strict=True):
@@ -208,7 +236,7 @@ def evaluate(
 
 
 def peak_memory(device: torch.device) -> int:
-    """The most bytes held: on a GPU since training began, elsewhere by this process so far."""
+    """The peak memory in bytes: on a GPU since training began, otherwise of this process since its start."""
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device)
     try:
@@ -231,7 +259,7 @@ def _append(watched: dict[str, list[float]], seen: Mapping[str, float], epoch: i
 
 
 def _state(net: nn.Module, step: Step, recipe: Recipe, epoch: int, history: History) -> dict[str, Any]:
-    """Everything that a later epoch depends on: the draws of an epoch follow from its number."""
+    """Everything that later epochs depend on; the draws of an epoch are determined by its number."""
     return {
         "epoch": epoch,
         "net": net.state_dict(),
@@ -242,20 +270,25 @@ def _state(net: nn.Module, step: Step, recipe: Recipe, epoch: int, history: Hist
 
 
 def _signature(step: Step, recipe: Recipe) -> str:
-    """What may not change between the parts of one run; it may be made longer."""
+    """The settings that must not change when a run is resumed; the number of epochs may be increased."""
     size, steps = step.batches.size, step.batches.steps
     return f"lr {recipe.lr:g}, momentum {recipe.momentum:g}, {recipe.precision.name}, {steps} batches of {size}"
 
 
 def _restore(net: nn.Module, step: Step, recipe: Recipe, state: Mapping[str, Any]) -> tuple[int, History]:
-    """Into the tensors that are there: a captured step knows them by their addresses."""
+    """Load a state into the existing tensors, since a captured step refers to their addresses."""
     if state["recipe"] != (now := _signature(step, recipe)):
-        raise InputError(f"The checkpoint was made with {state['recipe']}, not {now}; remove it, or train as before.")
+        raise InputError(
+            f"The checkpoint was made with {state['recipe']}, and the recipe is {now}; remove the checkpoint, or use"
+            " its recipe."
+        )
     try:
         net.load_state_dict(state["net"])
         for parameter, kept in zip(step.optimiser.param_groups[0]["params"], state["optimiser"].values(), strict=False):
             step.optimiser.state[parameter]["momentum_buffer"].copy_(kept["momentum_buffer"])
     except RuntimeError as error:
         reason = str(error).partition("\n")[0]
-        raise InputError(f"The checkpoint is of another net ({reason}); remove it, or name another file.") from error
+        raise InputError(
+            f"The checkpoint is of another network ({reason}); remove it, or choose another file."
+        ) from error
     return int(state["epoch"]), History(**state["history"])

@@ -124,12 +124,12 @@ def _added(client: distributed.Client, parts: list[Any]) -> Any:
 def block_eigenpairs(
     operator: Symmetric, count: int, *, tolerance: float | None = None, seed: int = 0, products: int = 200
 ) -> Eigenpairs:
-    """Compute the `count` largest eigenpairs by block Lanczos with thick restarts, with `count` + 8 columns per product.
+    """Compute the `count` largest eigenpairs by block Lanczos with thick restarts.
 
-    This is for an operator whose products cost about the same for many columns as for one, such as a kernel on disk,
-    which is read about ten times; Lanczos with single vectors reads it several times `count` times. `tolerance` bounds
-    ‖Kv - λv‖/λ₁; the default is 10⁻⁶ for products in float32 and 10⁻¹⁰ in float64 (Golub & Underwood, 1977; restarts
-    as in Wu & Simon, 2000).
+    Each product has `count` + 8 columns. This is for an operator whose products cost about the same for many columns as
+    for one, such as a kernel on disk, which is read about ten times; Lanczos with single vectors reads it several times
+    `count` times. `tolerance` bounds ‖Kv - λv‖/λ₁; the default is 10⁻⁶ for products in float32 and 10⁻¹⁰ in float64
+    (Golub & Underwood, 1977; restarts as in Wu & Simon, 2000).
 
     Example:
         >>> from lazyscope.linalg.eigen import Gram

@@ -5,8 +5,8 @@ With the factors ∂h_a(x_i) = Σ_p D_{ip}ᵃ ⊗ A_{ip}, the kernel of one weig
     K_{ij}^{ab} = Σ_{pq} (A_{ip}·A_{jq}) (D_{ip}ᵃ·D_{jq}ᵇ) .
 
 `add_slabs` forms the per-sample gradients and multiplies them. `add_pairs` forms both Gram matrices. `add_relay` forms
-the Gram matrix of A, applies it to D_j, and multiplies the result by D_i: its cost is proportional to k for the pairs of
-positions and to k² for single positions, whereas the cost of `add_pairs` is proportional to k² for the pairs of
+the Gram matrix of A, applies it to D_j, and multiplies the result by D_i: its cost is proportional to k for the pairs
+of positions and to k² for single positions, whereas the cost of `add_pairs` is proportional to k² for the pairs of
 positions. Which one is the cheapest depends on the numbers of positions, channels and outputs.
 """
 

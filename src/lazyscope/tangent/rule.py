@@ -1,8 +1,8 @@
 """Rules that compute the gradient of a weight from the data and the output gradients of a site.
 
-There is one rule for each kind of operation. Most parameters multiply: ∂h_a(x_i)/∂W = Σ_p D_{ip}ᵃ ⊗ A_{ip}, where p runs
-over the positions of a sequence or an image, A are the inputs that the weight multiplies there, and D are the output
-gradients. `Product` keeps the two factors. Every other rule computes the gradient itself, of shape
+There is one rule for each kind of operation. Most parameters multiply: ∂h_a(x_i)/∂W = Σ_p D_{ip}ᵃ ⊗ A_{ip}, where p
+runs over the positions of a sequence or an image, A are the inputs that the weight multiplies there, and D are the
+output gradients. `Product` keeps the two factors. Every other rule computes the gradient itself, of shape
 (n, k, *weight.shape); the most general one, `Local`, uses `torch.func.vjp`.
 """
 

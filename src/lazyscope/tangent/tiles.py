@@ -28,6 +28,7 @@ from torch import nn
 from lazyscope._typing import Inputs
 from lazyscope.ambient import without_autocast
 from lazyscope.errors import InputError, LazyscopeError, ModelError, StoreError
+from lazyscope.extras import required
 from lazyscope.linalg.eigen import Eigenpairs
 from lazyscope.linalg.solve import Solution, conjugate_gradients
 from lazyscope.memory import Memory, parse_memory
@@ -373,11 +374,7 @@ class Job:
 
 
 def _zarr() -> Any:
-    try:
-        import zarr
-    except ImportError as error:
-        raise StoreError('Kernels on disk require Zarr; run pip install "lazyscope[cluster]".') from error
-    return zarr
+    return required("zarr", "cluster", "Kernels on disk")
 
 
 def _digest(tensors: Any) -> str:

@@ -1,4 +1,4 @@
-"""Implicit bias: flows and ascents under losses with an exponential tail, stable for any time."""
+"""Implicit bias: flows and ascents for losses with an exponential tail, which are numerically stable at any time."""
 
 from lazyscope.flow.margin.ascent import MarginPath, soft_min_ascent
 from lazyscope.flow.margin.base import BothLayers, Linear, Predictor

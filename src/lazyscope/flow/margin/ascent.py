@@ -1,4 +1,4 @@
-"""The talk's method: ascent of the soft-min with steps η/√(k+1)."""
+"""The method of talk 004: gradient ascent on the soft-min with step sizes η/√(k+1)."""
 
 from __future__ import annotations
 
@@ -17,24 +17,26 @@ from lazyscope.labels import Target
 from lazyscope.loss import Exponential, Loss
 
 Look: TypeAlias = Callable[[Tensor], Mapping[str, Tensor]]
-"""Measures something at w̄; called at the recorded steps."""
+"""A function that measures quantities at w̄; it is called at the recorded steps."""
 
 
 @final
 @dataclass(frozen=True, repr=False)
 class MarginPath:
-    """An ascent of the soft-min, recorded at T steps."""
+    """Gradient ascent on the soft-min, recorded at T steps."""
 
     steps: list[int]
+    """The recorded steps."""
     margin: Float[Tensor, "T *batch"]
-    """min_i y_i f(x_i)/‖w‖^degree."""
+    """The normalised margin min_i y_i f(x_i)/‖w‖^degree."""
     log_scale: Float[Tensor, "T *batch"]
-    """log ‖w‖: how far it went."""
+    """The logarithm log ‖w‖."""
     soft_min: Float[Tensor, "T *batch"]
-    """S(w)/‖w‖^degree: below the margin by log(n)/‖w‖^degree at most."""
+    """The normalised soft-min S(w)/‖w‖^degree, which differs from the margin by at most log(n)/‖w‖^degree."""
     final: Tensor
-    """w/‖w‖."""
+    """The direction w/‖w‖ after the last step."""
     observed: dict[str, Tensor] = field(default_factory=dict)
+    """The measurements of `look`, stacked over the steps."""
 
     def __repr__(self) -> str:
         return f"MarginPath({len(self.steps)} records, {self.steps[-1]} steps, w {tuple(self.final.shape)})"
@@ -53,10 +55,27 @@ def soft_min_ascent(
     look: Look | None = None,
     progress: Progress | None = None,
 ) -> MarginPath:
-    """w ← w + max(1, ‖w‖)^{2-degree} lr/√(k+1) ∇S(w), k = 1, 2, …: the talk's method.
+    """Maximise the margin by gradient ascent on the soft-min S = -log R (talk 004).
 
-    For the exponential loss unless said. Its steps are relative to ‖w‖, so w̄ performs ascent of a soft-min whose
-    temperature falls as ‖w‖ grows.
+    The step is w ← w + max(1, ‖w‖)^{2-degree} lr/√(k+1) ∇S(w) for k = 1, 2, … The steps are relative to ‖w‖, so the
+    direction w̄ = w/‖w‖ performs gradient ascent on a soft-min whose temperature decreases as ‖w‖ grows.
+
+    Args:
+        predictor: The classifier, positively homogeneous in w.
+        y: The labels -1 and 1, of shape (*batch, n), as a tensor, an array or a nested list.
+        start: The initial weights w, with the dimensions `batch` first.
+        steps: The number of steps.
+        lr: The step size η, relative to ‖w‖.
+        loss: `loss.Exponential()` or `loss.Logistic()`. `None` uses the exponential loss.
+        record: The steps to record, or the number of steps to record, evenly spaced.
+        look: A function that is called with w, up to its scale, at the recorded steps and returns measurements.
+        progress: A callback that receives the completed fraction, from 0 to 1, at the recorded steps.
+
+    Returns:
+        The margins, norms and soft-mins along the path, and the final direction.
+
+    Raises:
+        InputError: If a label is not -1 or 1, the weights are not finite, or a number is invalid.
     """
     tail, marks = tail_of(loss or Exponential()), check_record(record, steps)
     rate = float(check_lr(lr, ()))

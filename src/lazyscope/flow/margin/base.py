@@ -1,7 +1,7 @@
-"""Exponential-type losses and margins: the normalised flow w' = ∇S(w), S = -log R, for any time (talk 004).
+"""Margins and losses with an exponential tail, for the normalised flow w' = ∇S(w), S = -log R (talk 004).
 
-For the exponential loss S is the soft-min F₁ of the talk, and w' = ∇S is the gradient flow w' = -∇R in another time,
-dt = dτ/R. Nothing under- or overflows: R is known by its logarithm, and w as e^s w̄ with w̄ of norm 1 at most.
+For the exponential loss, S is the soft-min F₁ of the talk, and w' = ∇S is the gradient flow w' = -∇R in another time τ,
+dt = dτ/R. Nothing underflows or overflows, since R is stored as its logarithm, and w as e^s w̄ with w̄ of norm at most 1.
 """
 
 from __future__ import annotations
@@ -22,24 +22,24 @@ from lazyscope.labels import Target, as_target
 from lazyscope.loss import Exponential, Logistic, Loss
 
 Pull: TypeAlias = Callable[[Tensor], Tensor]
-"""q (*batch, n) ↦ Σ_i q_i ∇f(x_i), of the shape of w."""
+"""A function from q (*batch, n) to Σ_i q_i ∇f(x_i), which has the shape of w."""
 
 
 class Tail(ABC):
-    """A loss of a margin u by its logarithm, which is -u for large u, and what it does to the soft-min S = -log R."""
+    """A loss ℓ(u) of a margin u with log ℓ(u) ≈ -u for large u, and the derivatives of the soft-min S = -log R."""
 
     @abstractmethod
     def logarithm(self, u: Tensor) -> Tensor:
-        """log ℓ(u)."""
+        """Compute log ℓ(u)."""
 
     @abstractmethod
     def forces(self, margins: Float[Tensor, "*batch n"]) -> tuple[Tensor, Tensor]:
-        """p_i = ∂S/∂u_i = -ℓ'(u_i)/Σℓ(u_j), and ℓ''(u_i)/Σℓ(u_j)."""
+        """Compute p_i = ∂S/∂u_i = -ℓ'(u_i)/Σℓ(u_j), and ℓ''(u_i)/Σℓ(u_j)."""
 
 
 @final
 class _Exponential(Tail):
-    """Both forces are one point of the simplex."""
+    """The exponential loss, for which both forces are the same point of the simplex."""
 
     def logarithm(self, u: Tensor) -> Tensor:
         return -u
@@ -52,7 +52,7 @@ class _Exponential(Tail):
 @final
 class _Logistic(Tail):
     def logarithm(self, u: Tensor) -> Tensor:
-        """As -u - e^{-u}/2 where log(1 + e^{-u}) is e^{-u} - e^{-2u}/2 up to rounding."""
+        """Compute log ℓ(u), as -u - e^{-u}/2 for large u, where log(1 + e^{-u}) is e^{-u} - e^{-2u}/2 to rounding."""
         far = u > 18
         return torch.where(far, -u - 0.5 * torch.exp(-u), (-F.logsigmoid(torch.where(far, 0, u))).log())
 
@@ -66,50 +66,78 @@ _TAILS: dict[type[Loss], Tail] = {Exponential: _Exponential(), Logistic: _Logist
 
 
 def tail_of(loss: Loss) -> Tail:
-    """What the flow needs of the loss."""
+    """Return the tail of a loss."""
     if type(loss) not in _TAILS:
         raise InputError(f"{type(loss).__name__} has no exponential tail; pass loss.Exponential() or loss.Logistic().")
     return _TAILS[type(loss)]
 
 
 def log_risk(tail: Tail, margins: Float[Tensor, "*batch n"]) -> Float[Tensor, "*batch"]:
-    """log R = log (1/n)Σℓ(u_i)."""
+    """Compute log R = log (1/n)Σℓ(u_i)."""
     return torch.logsumexp(tail.logarithm(margins), -1) - math.log(margins.shape[-1])
 
 
 def pressure(tail: Tail, margins: Float[Tensor, "*batch n"]) -> Float[Tensor, "*batch n"]:
-    """p_i = ∂S/∂u_i: for the exponential loss a point of the simplex."""
+    """Compute p_i = ∂S/∂u_i, which is a point of the simplex for the exponential loss."""
     return tail.forces(margins)[0]
 
 
 def relaxed(
     p: Float[Tensor, "*batch n"], bend: Float[Tensor, "*batch n"], moves: Float[Tensor, "*batch n k"]
 ) -> Float[Tensor, "*batch n k"]:
-    """-(∂p/∂u)·moves = (diag(ℓ''(u_i)/Σℓ(u_j)) - ppᵀ)·moves for the two forces: larger margins relieve the pressure."""
+    """Compute -(∂p/∂u)·moves = (diag(ℓ''(u_i)/Σℓ(u_j)) - ppᵀ)·moves from the two forces."""
     return bend[..., None] * moves - p[..., None] * (p[..., None, :] @ moves)
 
 
 class Predictor(ABC):
-    """f(w, x_i) on given samples, positively homogeneous in w."""
+    """A classifier f(w, x_i) on given samples that is positively homogeneous in w, of degree `degree`."""
 
     degree: int
+    """The degree of homogeneity in w."""
 
     @abstractmethod
     def linearise(self, w: Tensor) -> tuple[Float[Tensor, "*batch n"], Pull]:
-        """f(w, x_i), and its derivative's transpose in the metric of the flow."""
+        """Compute f(w, x_i) and the transpose of its derivative.
+
+        Args:
+            w: The weights, with the dimensions `batch` first.
+
+        Returns:
+            The outputs, and a function that maps q to Σ_i q_i ∇f(x_i) in the metric of the flow.
+        """
 
     @abstractmethod
     def kernel(self, w: Tensor) -> Float[Tensor, "*batch n n"]:
-        """How fast f(x_i) moves when w moves by the pull of sample j."""
+        """Compute the tangent kernel, the derivative of f(x_i) when w moves along ∇f(x_j).
+
+        Args:
+            w: The weights, with the dimensions `batch` first.
+
+        Returns:
+            The kernel in the metric of the flow.
+        """
 
     @abstractmethod
     def norm(self, w: Tensor) -> Float[Tensor, "*batch"]:
-        """1-homogeneous; margins are f/norm^degree."""
+        """Compute the norm of w, homogeneous of degree 1; normalised margins are f/norm^degree.
+
+        Args:
+            w: The weights, with the dimensions `batch` first.
+
+        Returns:
+            The norm of each member.
+        """
 
 
 @final
 class Linear(Predictor):
-    """f = w·φ(x_i), φ (*batch, n, q), with the Euclidean norm; φ = relu(Ax)/√m is a net with fixed hidden weights."""
+    """A linear classifier f = w·φ(x_i) with the Euclidean norm.
+
+    With φ = relu(Ax)/√m, it is a two-layer network with fixed hidden weights.
+
+    Args:
+        features: The features φ(x_i), of shape (*batch, n, q).
+    """
 
     degree = 1
 
@@ -131,10 +159,14 @@ class Linear(Predictor):
 
 @final
 class BothLayers(Predictor):
-    """f = (1/m)Σ_j c_j relu(a_j·x_i) of w_j = (c_j, a_j), (*batch, m, 1 + d), in mean-field time: m∇.
+    """A two-layer ReLU network f = (1/m)Σ_j c_j relu(a_j·x_i) in which both layers are trained, in mean-field time.
 
-    The norm² is (1/2m)Σ_j ‖w_j‖², at least the variation norm (1/m)Σ_j |c_j|‖a_j‖ and equal to it where the layers are
-    balanced. So the margin is at most that of `theory.margin.variation_margin`.
+    The weights w_j = (c_j, a_j) have shape (*batch, m, 1 + d), and gradients are multiplied by m. The squared norm
+    (1/2m)Σ_j ‖w_j‖² is at least the variation norm (1/m)Σ_j |c_j|‖a_j‖, with equality if the layers are balanced.
+    Therefore the margin is at most that of `theory.margin.variation_margin`.
+
+    Args:
+        x: The inputs, of shape (*batch, n, d).
     """
 
     degree = 2
@@ -150,7 +182,7 @@ class BothLayers(Predictor):
 
     def _pull(self, w: Tensor, active: Tensor, q: Tensor) -> Tensor:
         lever = active.sign() @ (q[..., None] * self.x)
-        # relu(z) = z relu'(z): the outer gradient needs no second product with the activations.
+        # Since relu(z) = z relu'(z), the outer gradient does not need a second product with the activations.
         return torch.cat([(w[..., 1:] * lever).sum(-1, keepdim=True), w[..., :1] * lever], dim=-1)
 
     def kernel(self, w: Tensor) -> Tensor:
@@ -163,10 +195,10 @@ class BothLayers(Predictor):
 
 
 def check_signs(y: Target, start: Tensor) -> Tensor:
-    """The labels as a floating tensor like `start`; refuses those that are no signs, and numbers that are none."""
+    """Check that labels are -1 or 1 and that `start` is finite; return the labels as a floating-point tensor."""
     signs = as_target(y, start)
     if not bool((signs.abs() == 1).all()):
-        raise InputError("Labels are -1 or 1; map them, as with 2 * y - 1.")
+        raise InputError("The labels must be -1 or 1; convert them, for instance with 2 * y - 1.")
     if not bool(start.isfinite().all()):
-        raise InputError("The flow starts from, or is given, NaN or infinite values; drop or repair them.")
+        raise InputError("The start or the inputs contain NaN or infinite values; remove or correct them.")
     return signs if signs.is_floating_point() else signs.to(start.dtype)

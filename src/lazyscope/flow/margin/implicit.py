@@ -1,9 +1,9 @@
-"""The normalised flow of any predictor by an implicit method, which does not mind how cold the soft-min is.
+"""The normalised flow of any predictor by an implicit method, which is stable for a soft-min of any temperature.
 
-The flow is stiff: support vectors' margins agree up to 1/‖w‖^degree of their size, and explicit steps must be that
-small too. Freeze the derivative of f during a step h; margins then follow u' = Mp(u), M = (y_i y_j K_ij) with K the
-tangent kernel, and a step of the linearly implicit Euler method is w ← w + h Σ_i q_i y_i ∇f(x_i), (I + hCM)q = p,
-C = -∂p/∂u.
+The flow is stiff: the margins of the support vectors agree up to a relative difference of 1/‖w‖^degree, and explicit
+steps would have to be that small. With the derivative of f frozen during a step h, the margins follow u' = Mp(u), where
+M = (y_i y_j K_ij) and K is the tangent kernel. A step of the linearly implicit Euler method is
+w ← w + h Σ_i q_i y_i ∇f(x_i), (I + hCM)q = p, C = -∂p/∂u.
 """
 
 from __future__ import annotations
@@ -23,22 +23,22 @@ from lazyscope.labels import Target
 from lazyscope.loss import Exponential, Loss
 
 _MISSED = 0.5
-"""A step counts if Σ_i|p_i(u) - q_i| is at most this times Σ_i p_i after it."""
+"""A step is accepted if Σ_i|p_i(u) - q_i| is at most this number times Σ_i p_i after the step."""
 
 
 @final
 @dataclass(frozen=True, repr=False)
 class MarginFlow:
-    """The end of a normalised flow, and the way to it, T steps."""
+    """A normalised flow of T steps."""
 
     margin: Float[Tensor, "T *batch"]
-    """min_i y_i f(x_i)/‖w‖^degree."""
+    """The normalised margin min_i y_i f(x_i)/‖w‖^degree."""
     log_scale: Float[Tensor, "T *batch"]
-    """log ‖w‖."""
+    """The logarithm log ‖w‖."""
     final: Tensor
-    """w/‖w‖."""
+    """The direction w/‖w‖ after the last step."""
     converged: Bool[Tensor, "*batch"]
-    """Whether the soft-min came as near to the margin as was asked; else the steps did not suffice."""
+    """Whether the difference between the soft-min and the margin reached the tolerance within the given steps."""
 
     def __repr__(self) -> str:
         return (
@@ -59,19 +59,36 @@ def margin_flow(
     reach: float = 0.05,
     progress: Progress | None = None,
 ) -> MarginFlow:
-    """w' = ∇S(w) for the exponential loss unless said, until log(n)/‖w‖^degree is `tolerance` times the margin.
+    """Integrate the normalised flow w' = ∇S(w) until the soft-min is close to the margin.
 
-    Then ‖w‖ is held for `settle` more steps: w̄ climbs the soft-min of that temperature on the sphere, as in the talk's
-    "online projected gradient ascent". That is where neurons in better places overtake others, in as many e-foldings as
-    the flow itself would need of ‖w‖. Steps are as long as the frozen derivative allows, for each member by itself, and
-    move w by at most `reach` of it: so far is the derivative worth freezing.
+    The flow runs until log(n)/‖w‖^degree is at most `tolerance` times the margin. Then ‖w‖ is fixed for `settle` more
+    steps: the direction w̄ ascends the soft-min of that temperature on the sphere, as in the "online projected gradient
+    ascent" of the talk. During these steps, neurons with better directions overtake the others, which would take the
+    flow itself as many e-foldings of ‖w‖. The step size is adapted for each member.
+
+    Args:
+        predictor: The classifier, positively homogeneous in w.
+        y: The labels -1 and 1, of shape (*batch, n), as a tensor, an array or a nested list.
+        start: The initial weights w, with the dimensions `batch` first.
+        loss: `loss.Exponential()` or `loss.Logistic()`. `None` uses the exponential loss.
+        tolerance: The difference between soft-min and margin, relative to the margin, at which the flow stops.
+        settle: The number of steps with fixed ‖w‖ after that.
+        steps: The maximum number of steps.
+        reach: The maximum length of a step relative to ‖w‖, over which the derivative of f is frozen, between 0 and 1.
+        progress: A callback that receives the completed fraction of the steps, from 0 to 1.
+
+    Returns:
+        The margins and norms along the flow, the final direction, and which members converged.
+
+    Raises:
+        InputError: If a label is not -1 or 1, the weights are not finite, or a number is invalid.
     """
     tail = tail_of(loss or Exponential())
     y = check_signs(y, start)
     if tolerance <= 0 or steps < 1 or not 0 < reach < 1:
         raise InputError(
-            f"Cannot come within {tolerance} in {steps} steps that reach {reach} each; pass a positive tolerance, some"
-            " steps, and a reach between 0 and 1."
+            f"The tolerance is {tolerance}, the number of steps {steps} and the reach {reach}; pass a positive"
+            " tolerance, at least one step, and a reach between 0 and 1."
         )
     batch, degree = y.shape[:-1], predictor.degree
     lift = (*batch, *[1] * (start.ndim - len(batch)))
@@ -88,12 +105,12 @@ def margin_flow(
     for step in counted(steps, "margin flow", progress):
         scale = (degree * s).exp()
         p, bend = tail.forces(scale[..., None] * seen)
-        # In w̄ = e^{-s}w the pull is e^{(degree-2)s} times as long, and h counts in that unit: a relative step.
+        # For w̄ = e^{-s}w, the pull is multiplied by e^{(degree-2)s}, and h is in that unit: a relative step.
         push = (h * scale)[..., None, None] * signs * predictor.kernel(w)
         system = eye + relaxed(p, bend, push)
         q = torch.linalg.solve(system, p[..., None]).squeeze(-1)
         move = h.reshape(lift) * pull(y * q)
-        # From w = 0 any step is infinitely long; up to ‖w‖ = 1 count in units of 1.
+        # Relative to w = 0, any step is infinitely long; up to ‖w‖ = 1, steps are measured in units of 1.
         far = predictor.norm(move) / torch.where(s > 0, size, 1 / reach)
         ahead = w + move
         after, _ = predictor.linearise(ahead)

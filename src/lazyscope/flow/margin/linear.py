@@ -1,4 +1,4 @@
-"""The normalised flow of linear classifiers, at any time: w = 10⁶ costs little more than w = 10."""
+"""The normalised flow of linear classifiers at any time; reaching ‖w‖ = 10⁶ costs little more than ‖w‖ = 10."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from typing import final
 import numpy as np
 import torch
 from jaxtyping import Float
-from scipy.integrate import solve_ivp
 from torch import Tensor
 
 from lazyscope.errors import InputError
@@ -24,13 +23,15 @@ class LinearPath:
     """The normalised flow of a linear classifier at T times τ."""
 
     times: Float[Tensor, " T"]
+    """The times τ of the normalised flow."""
     log_time: Float[Tensor, "T *batch"]
-    """log t: the same point of w' = -∇R(w) in its own time t."""
+    """The logarithm log t of the time at which the gradient flow w' = -∇R(w) reaches the same point."""
     w: Float[Tensor, "T *batch d"]
+    """The weights at these times."""
 
     @property
     def direction(self) -> Float[Tensor, "T *batch d"]:
-        """w̄ = w/‖w‖."""
+        """The direction w̄ = w/‖w‖."""
         direction: Tensor = self.w / torch.linalg.vector_norm(self.w, dim=-1, keepdim=True)
         return direction
 
@@ -43,14 +44,29 @@ def linear_margin_flow(
     loss: Loss | None = None,
     rtol: float = 1e-8,
 ) -> LinearPath:
-    """w' = ∇S(w) from w = 0, f = w·x, for the exponential loss unless said, as a stiff equation in log(1 + τ).
+    """Integrate the normalised flow w' = ∇S(w) of a linear classifier f = w·x from w = 0.
 
-    w grows like τ and converges in direction, so a few hundred steps of Radau's method reach any τ.
+    The flow is integrated as a stiff equation in log(1 + τ). Since w grows like τ and converges in direction, a few
+    hundred steps of the Radau method reach any τ.
+
+    Args:
+        x: The inputs, of shape (*batch, n, d).
+        y: The labels -1 and 1, of shape (*batch, n), as a tensor, an array or a nested list.
+        times: The times τ to record, positive and increasing.
+        loss: `loss.Exponential()` or `loss.Logistic()`. `None` uses the exponential loss.
+        rtol: The relative tolerance of the solver.
+
+    Returns:
+        The weights at these times, in float64 on the CPU.
+
+    Raises:
+        InputError: If a label is not -1 or 1, the inputs are not finite, the times are not increasing, or the solver
+            fails.
     """
     tail = tail_of(loss or Exponential())
     y = check_signs(y, x)
     if times.ndim != 1 or not bool((times[1:] > times[:-1]).all()) or not bool((times > 0).all()):
-        raise InputError("Times must be positive and increase; sort them.")
+        raise InputError("The times must be positive and increasing; sort them.")
     signed = (y[..., None] * x).detach().double().cpu().reshape(-1, *x.shape[-2:])
     ends = np.log1p(times.double().numpy())
     paths = torch.stack([_stiff(rows, tail, ends, rtol) for rows in track(signed, "margin flow")], dim=1)
@@ -60,7 +76,7 @@ def linear_margin_flow(
 
 
 def _stiff(rows: Tensor, tail: Tail, ends: np.ndarray, rtol: float) -> Tensor:
-    """(w, log(1 + t)) at the ends, (T, d + 1): log(1 + t)' = exp(-log R - log(1 + t))."""
+    """Compute (w, log(1 + t)) at the ends, of shape (T, d + 1), with log(1 + t)' = exp(-log R - log(1 + t))."""
 
     def ahead(now: float, state: np.ndarray) -> np.ndarray:
         margins = rows @ torch.from_numpy(state[:-1])
@@ -68,7 +84,7 @@ def _stiff(rows: Tensor, tail: Tail, ends: np.ndarray, rtol: float) -> Tensor:
         change: np.ndarray = np.exp(now) * torch.cat([pressure(tail, margins) @ rows, clock[None]]).numpy()
         return change
 
-    # Not a difference quotient, which would see the rounding of margins as large as τ.
+    # A difference quotient would be dominated by the rounding of margins, which are as large as τ.
     def jacobian(now: float, state: np.ndarray) -> np.ndarray:
         margins = rows @ torch.from_numpy(state[:-1])
         clock = torch.exp(-log_risk(tail, margins) - state[-1])
@@ -77,6 +93,8 @@ def _stiff(rows: Tensor, tail: Tail, ends: np.ndarray, rtol: float) -> Tensor:
         block[-1, :-1], block[-1, -1] = clock * (pressure(tail, margins) @ rows), -clock
         slope: np.ndarray = np.exp(now) * block.numpy()
         return slope
+
+    from scipy.integrate import solve_ivp  # imported here because it takes 0.3 s
 
     solved = solve_ivp(
         ahead,
@@ -89,5 +107,5 @@ def _stiff(rows: Tensor, tail: Tail, ends: np.ndarray, rtol: float) -> Tensor:
         atol=1e-8,
     )
     if not solved.success:
-        raise InputError(f"The flow could not be followed to the last time ({solved.message}); ask for earlier times.")
+        raise InputError(f"The flow could not be integrated to the last time ({solved.message}); pass earlier times.")
     return torch.from_numpy(solved.y.T.copy())
