@@ -1,12 +1,13 @@
-"""What a cluster costs and brings: overhead, speed-up, and whether kernels scale as the plan on paper says.
+"""Benchmark workers: their overhead and speed-up, and how well the cost model predicts the time of a kernel.
 
-    python benchmarks/cluster.py overhead [--trials 1000] [--workers 2]   what a trial costs beside its own time
+    python benchmarks/cluster.py overhead [--trials 1000] [--workers 2]   the overhead per trial
     python benchmarks/cluster.py figures [NAME…]                          quick figures: two workers against one
-    python benchmarks/cluster.py kernel                                   tiles over n and workers, as planned?
-    python benchmarks/cluster.py plan                                     the full kernel of CIFAR-10, on paper
+    python benchmarks/cluster.py kernel                                   predicted and measured times of a kernel
+    python benchmarks/cluster.py plan                                     estimated cost of the kernel of CIFAR-10
 
-Workers are processes of one thread each. A plan counts operations by the cost model that `tangent_kernel` itself goes
-by, and turns them into seconds by one measurement: of the smallest size here, and of 500 images on a GPU for `plan`.
+Each worker is a process with one thread. Predictions count operations with the cost model that `tangent_kernel` uses,
+and convert them to seconds with one measurement: that of the smallest size for `kernel`, and that of 500 images on a
+GPU for `plan`.
 """
 
 from __future__ import annotations
@@ -63,7 +64,7 @@ def trivial(trials: int) -> Experiment:
 
 
 def timed(chosen: list[Experiment], executor: Executor) -> float:
-    """Seconds of a whole run, figures and claims included, into a fresh store."""
+    """Measure the seconds of a whole run, including figures and claims, with an empty store."""
     with tempfile.TemporaryDirectory() as folder:
         start = time.perf_counter()
         ended = run_all(chosen, "quick", Store(Path(folder)), device=CPU, executor=executor)
@@ -76,7 +77,7 @@ def timed(chosen: list[Experiment], executor: Executor) -> float:
 
 @app.command()
 def overhead(trials: int = 1000, workers: int = 2) -> None:
-    """Trials that do nothing, here and on workers: the difference is what sending and fetching costs."""
+    """Run empty trials in this process and on workers; the difference is the cost of sending and receiving them."""
     torch.set_num_threads(1)
     warm, many = trivial(20), trivial(trials)
     timed([warm], here)
@@ -84,13 +85,15 @@ def overhead(trials: int = 1000, workers: int = 2) -> None:
     with local_cluster(workers) as cluster:
         timed([warm], cluster)
         there = timed([many], cluster)
-    print(f"{trials} trials here {alone:.2f} s, on {workers} workers {there:.2f} s")
-    print(f"overhead {1e3 * (there - alone) / trials:.2f} ms a trial; {1e3 * there / trials:.2f} ms with storing")
+    print(f"{trials} trials: {alone:.2f} s in this process, {there:.2f} s on {workers} workers")
+    print(
+        f"overhead {1e3 * (there - alone) / trials:.2f} ms per trial; {1e3 * there / trials:.2f} ms including storage"
+    )
 
 
 @app.command()
 def figures(names: Annotated[list[str] | None, typer.Argument()] = None) -> None:
-    """Quick figures on one worker and on two, in the same run; the start of the workers is not counted."""
+    """Run quick figures on one worker and on two; the time to start the workers is not counted."""
     torch.set_num_threads(1)
     known = experiments()
     chosen = [known[name] for name in names] if names else list(known.values())
@@ -104,17 +107,19 @@ def figures(names: Annotated[list[str] | None, typer.Argument()] = None) -> None
         busiest[workers] = max(after[worker] - before[worker] for worker in before)
         print(
             f"{len(chosen)} figures on {workers} workers: {seconds[workers]:.1f} s,"
-            f" of which the busiest computed {busiest[workers]:.1f} s",
+            f" computing time of the busiest worker {busiest[workers]:.1f} s",
             flush=True,
         )
-    print(f"two workers are {seconds[1] / seconds[2]:.2f} times as fast as one by the clock", end="; ")
-    print(f"by the busiest worker's time, which says more on a busy machine, {busiest[1] / busiest[2]:.2f} times")
+    print(f"two workers are {seconds[1] / seconds[2]:.2f} times as fast as one by wall-clock time", end="; ")
+    print(
+        f"by the computing time of the busiest worker, {busiest[1] / busiest[2]:.2f} times (better on a busy machine)"
+    )
 
 
 # ── kernels ────────────────────────────────────────────────────────────────────────────────────────────────────────
 @dataclass(frozen=True)
 class CostModel:
-    """Operations of a kernel's tiles, as the kernel itself counts them when it chooses how to sum."""
+    """The number of operations of a kernel's tiles, as `tangent_kernel` counts them to choose its algorithm."""
 
     parts: tuple[Outer, ...]
     forward: float
@@ -122,7 +127,7 @@ class CostModel:
 
     @staticmethod
     def of(net: nn.Module, x: Tensor) -> CostModel:
-        """From the factors of two samples; only their shapes count."""
+        """Build the cost model from the factors of two samples, of which only the shapes are used."""
         model, two = Model(net), x[:2]
         circuit = Circuit.of(model, two)
         k = model(two).shape[1]
@@ -133,7 +138,7 @@ class CostModel:
         return CostModel(tuple(part for part in parts if isinstance(part, Outer)), counter.get_total_flops() / 2, k)
 
     def tile(self, size: int, *, diagonal: bool) -> tuple[float, float]:
-        """Operations of one tile: with bytes moved counted as such, which is time; and arithmetic alone."""
+        """Count the operations of one tile, with memory traffic (proportional to time) and arithmetic only."""
         pairing = Pairing(size, size, diagonal)
         passes = (size if diagonal else 2 * size) * (1 + self.k) * self.forward
         cost = arithmetic = passes
@@ -146,7 +151,7 @@ class CostModel:
         return cost, arithmetic
 
     def total(self, n: int, size: int) -> tuple[float, float]:
-        """Both, for all tiles of the upper triangle."""
+        """Count both numbers for all tiles of the upper triangle."""
         count = -(-n // size)
         on, off = self.tile(size, diagonal=True), self.tile(size, diagonal=False)
         return tuple(count * a + count * (count - 1) / 2 * b for a, b in zip(on, off, strict=True))  # type: ignore[return-value]
@@ -175,16 +180,17 @@ def small() -> tuple[nn.Module, Tensor]:
 
 @app.command()
 def kernel(tile: int = 100) -> None:
-    """An MLP's kernel, 784-512-512-10, in tiles: seconds predicted from the smallest one, and measured.
+    """Compare the predicted and measured seconds of an MLP's kernel (784-512-512-10), computed in tiles.
 
-    By the clock, and as the time that the busiest worker computed, which says more on a busy machine.
+    Both the wall-clock time and the computing time of the busiest worker are shown; the latter is more reliable on a
+    busy machine.
     """
     torch.set_num_threads(1)
     net, x = small()
     model = CostModel.of(net, x)
     sizes = (400, 800, 1600)
     rate = 0.0
-    print("workers      n  tiles  predicted   by the clock       busiest worker")
+    print("workers      n  tiles  predicted     wall-clock       busiest worker")
     for workers in (1, 2):
         with local_cluster(workers) as cluster, tempfile.TemporaryDirectory() as folder:
             tangent_kernel_to_zarr(net, x[: 4 * tile], f"{folder}/warm", tile=tile, client=cluster.client)
@@ -207,20 +213,22 @@ def kernel(tile: int = 100) -> None:
 
 @app.command()
 def plan(n: int = 50_000, tile: int = 500, measured: float = 0.77) -> None:
-    """VGG-11 on all of CIFAR-10, ten outputs, float32; `measured` seconds of a kernel of 500 on one GPU."""
+    """Estimate the cost for VGG-11 on all of CIFAR-10 (float32), from the `measured` seconds of 500 images on a GPU."""
     model = CostModel.of(vgg11(seed=0), torch.randn(2, 3, 32, 32))
     cost, arithmetic = model.total(n, tile)
     reference = model.tile(500, diagonal=True)
     rate = measured / reference[0]
     count = -(-n // tile)
     on, off = (rate * model.tile(tile, diagonal=diagonal)[0] for diagonal in (True, False))
-    print(f"{n} × {n} × {model.k} × {model.k} in float32: {4e-12 * n**2 * model.k**2:.2f} TB, half of it computed")
+    print(
+        f"{n} × {n} × {model.k} × {model.k} in float32: {4e-12 * n**2 * model.k**2:.2f} TB, of which half is computed"
+    )
     print(
         f"{count * (count + 1) // 2} tiles of {4e-6 * tile**2 * model.k**2:.0f} MB;"
-        f" {on:.2f} s on the diagonal, {off:.2f} s off it"
+        f" {on:.2f} s per tile on the diagonal, {off:.2f} s off the diagonal"
     )
-    print(f"{arithmetic:.2e} floating-point operations; the measured kernel of 500 had {reference[1]:.2e}")
-    print(f"that is {1e-12 * reference[1] / measured:.1f} TFLOP/s")
+    print(f"{arithmetic:.2e} floating-point operations; the measured kernel of 500 images had {reference[1]:.2e}")
+    print(f"which corresponds to {1e-12 * reference[1] / measured:.1f} TFLOP/s")
     for gpus in (1, 8, 64):
         print(
             f"{gpus:3} GPUs: {rate * cost / gpus / 3600:7.2f} h,"

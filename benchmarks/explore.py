@@ -1,9 +1,9 @@
-"""How long the explorer takes to draw a change: each tab at its defaults, and at the settings that cost it most.
+"""Measure how long the explorer takes to draw a change, with the default and with the most expensive settings.
 
     python -m benchmarks.explore [--browser]
 
-Processor time is what counts where other work shares the cores. `--browser` adds the way through a real browser, by
-its own clock: from the press of a key, the click of a switch or a choice until the picture stands there.
+If other programs share the cores, use the processor time. With `--browser`, the times are also measured in a real
+browser, by its clock: from a key press, a click on a switch or a selection until the new plot is shown.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ if TYPE_CHECKING:
 
 ROUNDS = 2
 WAIT, PAUSE = 2500, 100
-"""Milliseconds: how long the last picture may take, and between the three keys of a drag."""
+"""Milliseconds: the longest time that a plot may take, and the pause between the three key presses of a drag."""
 
 
 def measure(name: str, values: dict[str, Value]) -> tuple[float, float, int]:
-    """Wall and processor seconds of a page, the best of some rounds, and its size."""
+    """Measure the wall-clock and processor seconds of a page, the best of `ROUNDS`, and its size."""
     page(name, values)  # warm up
     found, size = [], 0
     for _ in range(ROUNDS):
@@ -36,7 +36,7 @@ def measure(name: str, values: dict[str, Value]) -> tuple[float, float, int]:
 
 
 def heaviest(name: str) -> dict[str, Value]:
-    """Every size at its largest; scales and seeds as they are."""
+    """Return the settings with every size at its maximum; scales and seeds keep their defaults."""
     tab = TABS[name]
     sizes = {"width", "samples", "neurons", "steps", "side", "dim"}
     largest: dict[str, Value] = {
@@ -51,7 +51,7 @@ def heaviest(name: str) -> dict[str, Value]:
 
 
 def through_the_browser() -> None:
-    """Seconds until the picture stands there: after a click on a tab, a change, a drag's last key."""
+    """Measure the seconds until the plot is shown, after a click on a tab, a change, and the last key of a drag."""
     from tests.app.visitor import Visitor, chromium, explorer
 
     with explorer() as address, chromium() as browser:
@@ -63,12 +63,12 @@ def through_the_browser() -> None:
             visitor.page.get_by_role("tab", name=TABS[name].title).click()
             visitor.page.wait_for_timeout(WAIT)
             clicks[name] = visitor.drawn[-1] - begin
-        print("another tab", ", ".join(f"{name} {value:.2f}" for name, value in clicks.items()))
+        print("switch to tab", ", ".join(f"{name} {value:.2f}" for name, value in clicks.items()))
         for name, tab in TABS.items():
             for word, values in (("defaults", tab.read({})), ("heaviest", heaviest(name))):
                 changes, drags = {}, {}
                 for key, setting in tab.settings.items():
-                    if name == "convex" and key == "start":  # the plane's quadratic draws its own
+                    if name == "convex" and key == "start":  # the quadratic in the plane draws its own start
                         continue
                     _rest(visitor, name, values)
                     begin = time.time()
@@ -86,7 +86,7 @@ def through_the_browser() -> None:
 
 
 def _rest(visitor: Visitor, name: str, values: Mapping[str, Value]) -> None:
-    """The page with these settings, when all is quiet."""
+    """Open the page with these settings, and wait until it is idle."""
     tab = TABS[name]
     visitor.open(**tab.link({**tab.read({}), **values}))
     visitor.page.wait_for_timeout(500)
@@ -94,7 +94,7 @@ def _rest(visitor: Visitor, name: str, values: Mapping[str, Value]) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="Times of the explorer's tabs.")
+    parser = argparse.ArgumentParser(description="Measure the response times of the explorer.")
     parser.add_argument("--browser", action="store_true", help="also measure through a real browser")
     options = parser.parse_args()
     for name, tab in TABS.items():

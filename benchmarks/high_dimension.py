@@ -1,11 +1,12 @@
-"""Every width and draw of the quadratic target's nets: one batched program against one net after another.
+"""Benchmark training networks of all widths and draws on a quadratic target: one batched program against a loop.
 
     python benchmarks/high_dimension.py [--dim 60] [--steps 500] [--device cpu|cuda]
 
-Figure 1 of the poster: nets Σ_i (w_i·x)² + c of all widths N and five draws, one-pass SGD on batches of 100; three ways
-in turn in the same run. `modules` is what one writes first: for each draw and width an `nn.Module`, trained by
-`torch.optim.SGD` on fresh samples. `one by one` is the batched program given one net at a time. All descend the same
-dynamics on samples of their own, so they must end at the same risks but for the noise of SGD.
+The networks are those of Figure 1 of the poster, Σ_i (w_i·x)² + c, for all widths N and five draws, trained by one-pass
+SGD on batches of 100. Three methods are measured in the same run: the batched program; `one by one`, the same program
+with one network at a time; and `modules`, the straightforward implementation with one `nn.Module` for each draw and
+width, trained by `torch.optim.SGD` on fresh samples. All three follow the same dynamics on different samples, so their
+final risks must agree up to the noise of SGD.
 """
 
 from __future__ import annotations

@@ -1,9 +1,10 @@
-"""How `inspect` judges a digits MLP from feature learning to lazy, and how long it takes.
+"""Benchmark the verdicts of `inspect` from feature learning to lazy training, and its run time.
 
-Run `python benchmarks/inspection.py judge`: a symmetrised two-layer ReLU net on the digits, its weights times τ,
-τ = 0.1 … 10, widths 32 … 4096, with the square loss. Theory says that κ orders the deviations from the tangent, and
-that larger τ and larger widths are lazier. Run `python benchmarks/inspection.py time [--device cuda]` for the report's
-cost; VGG-11 needs LAZYSCOPE_DATA, or takes noise with --noise.
+`python benchmarks/inspection.py judge` inspects a symmetrised two-layer ReLU network on the digits, with the square
+loss, its weights multiplied by τ = 0.1 … 10 and widths 32 … 4096. The theory predicts that the deviation from the
+tangent model grows with κ, and that networks with larger τ and larger width are lazier.
+`python benchmarks/inspection.py time [--device cuda]` measures the time of a report; VGG-11 needs LAZYSCOPE_DATA, or
+--noise to use random images.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ SCALES, WIDTHS = (0.1, 0.32, 1.0, 3.2, 10.0), (32, 128, 512, 2048, 4096)
 
 
 def net_of(scale: float, width: int, seed: int) -> nn.Module:
-    """The symmetrised MLP with PyTorch's initialisation times τ."""
+    """Build the symmetrised MLP, with PyTorch's initialisation multiplied by τ."""
     torch.manual_seed(seed)
     net = nn.Sequential(nn.Flatten(), nn.Linear(64, width), nn.ReLU(), nn.Linear(width, 10))
     with torch.no_grad():
@@ -40,7 +41,7 @@ def net_of(scale: float, width: int, seed: int) -> nn.Module:
 
 
 def judged(scale: float, width: int, points: int, steps: int, seed: int) -> Report:
-    """The report on one net."""
+    """Compute the report on one network."""
     x, y = digits(n=points, seed=seed)
     return inspect(net_of(scale, width, seed), x, y, Square(), alphas=(1.0,), steps=steps, seconds=60, seed=seed)
 
@@ -67,11 +68,11 @@ def judge(points: int = 100, steps: int = 300, seed: int = 0) -> None:
     pairs = [((a, m), (b, k)) for a, m in verdict for b, k in verdict if (b >= a and k >= m) and (a, m) != (b, k)]
     broken = [pair for pair in pairs if verdict[pair[0]] and not verdict[pair[1]]]
     print(f"larger τ or width but less lazy: {len(broken)} of {len(pairs)} pairs {broken[:4]}")
-    print(f"κ ≤ 0.1 but not judged lazy: {int(((kappa <= 0.1) & (lazy == 0)).sum())} of {int((kappa <= 0.1).sum())}")
-    print(f"κ ≥ 1 but judged lazy: {int(((kappa >= 1) & (lazy == 1)).sum())} of {int((kappa >= 1).sum())}")
+    print(f"κ ≤ 0.1 but verdict not lazy: {int(((kappa <= 0.1) & (lazy == 0)).sum())} of {int((kappa <= 0.1).sum())}")
+    print(f"κ ≥ 1 but verdict lazy: {int(((kappa >= 1) & (lazy == 1)).sum())} of {int((kappa >= 1).sum())}")
     worst = gaps[lazy == 1].max() if lazy.any() else float("nan")
     print(f"lazy: {int(lazy.sum())} of {len(lazy)}; their loss curves differ by at most {worst:.2%} of the first loss,")
-    print(f"and at any step, relative to the loss there, by at most {each[lazy == 1].max():.2%}")
+    print(f"and at any step, relative to the loss at that step, by at most {each[lazy == 1].max():.2%}")
 
 
 @app.command("time")
@@ -92,9 +93,7 @@ def _timed(name: str, net: nn.Module, x: torch.Tensor, y: torch.Tensor, points: 
     wall, cpu = time.perf_counter(), time.process_time()
     report = inspect(net, x, y, points=points)
     report.save(out)
-    print(
-        f"{name}: {time.perf_counter() - wall:.1f} s ({time.process_time() - cpu:.1f} s of the processor)", flush=True
-    )
+    print(f"{name}: {time.perf_counter() - wall:.1f} s ({time.process_time() - cpu:.1f} s processor time)", flush=True)
     print(report, flush=True)
 
 

@@ -1,13 +1,14 @@
-"""Exact tangent kernels with ten outputs in float32: time, memory and error, ours beside the two recipes of PyTorch.
+"""Benchmark exact tangent kernels with ten outputs in float32: time, memory and error, compared with torch.func.
 
     python benchmarks/kernel.py [--device cuda] [--full] [--only vgg] [--repeats 5]
     python benchmarks/kernel.py --scaling [--device cuda]
 
-The peers are those of PyTorch's tutorial "Neural Tangent Kernels": contraction of Jacobians, and NTK-vector products.
-Where they would take minutes, or more memory than there is, they run on fewer samples, which the table states, and
-their time is extrapolated; `--full` runs them whole. Each method has a process of its own, so that its peak of memory
-is its own. "cpu time" adds up all cores: on a busy machine it says more than the clock. The error is against our
-kernel in float64 on the first samples, relative to its largest entry.
+The alternatives are the two methods of PyTorch's tutorial "Neural Tangent Kernels": Jacobian contraction and NTK-vector
+products. If they would take minutes or too much memory, they run on fewer samples, whose number is in the table, and
+their time is extrapolated; `--full` runs them on all samples. Each method runs in a separate process, so that its peak
+memory is measured separately. "cpu time" is the sum over all cores, which is more reliable than wall-clock time on a
+busy machine. The error is the difference to lazyscope's float64 kernel on the first samples, relative to its largest
+entry.
 """
 
 from __future__ import annotations
@@ -89,7 +90,7 @@ METHODS: dict[str, Callable[[], Kernel]] = {
 
 @dataclass(frozen=True)
 class Case:
-    """A net, the samples of its kernel, and how many the two peers get unless `--full`."""
+    """A network, the number of samples, and the numbers that the two alternatives use without `--full`."""
 
     net: str
     n: int
@@ -109,7 +110,7 @@ CASES = {
 
 @dataclass(frozen=True)
 class Measurement:
-    """Seconds of the first call and of the best, seconds of all cores together, peak bytes, relative error."""
+    """Seconds of the first and of the best call, seconds summed over all cores, peak bytes and relative error."""
 
     first: float
     best: float
@@ -119,7 +120,7 @@ class Measurement:
 
 
 def measure(net: str, n: int, method: str, device: str, repeats: int, memory: int | None = None) -> Measurement:
-    """One method in this process."""
+    """Measure one method in this process."""
     torch.manual_seed(0)
     make, shape = NETS[net]
     module, x = make().to(device), torch.randn(n, *shape, device=device)
@@ -127,13 +128,13 @@ def measure(net: str, n: int, method: str, device: str, repeats: int, memory: in
     if memory is not None:
         model = Model(module)
         kernel = lambda _, x: tangent_kernel(model, x, memory=memory)  # noqa: E731
-    torch.ones(64, 64, device=device) @ torch.ones(64, 64, device=device)  # starts the libraries
+    torch.ones(64, 64, device=device) @ torch.ones(64, 64, device=device)  # initialises the libraries
     before = _peak(device)
     times: list[float] = []
     cores: list[float] = []
     result: Tensor | None = None
     while len(times) < repeats and (len(times) < 2 or sum(times) < 60):
-        result = None  # the last kernel is not this one's memory
+        result = None  # free the previous kernel before the next is measured
         start, busy = time.perf_counter(), time.process_time()
         result = kernel(module, x)
         _wait(device)
@@ -161,7 +162,7 @@ def _peak(device: str) -> int:
 
 
 def alone(*arguments: object) -> Measurement | None:
-    """`measure` in a process of its own; None when it did not survive, for want of memory most likely."""
+    """Run `measure` in a separate process; return None if that process was killed, most likely for lack of memory."""
     context = multiprocessing.get_context("spawn")
     receiver, sender = context.Pipe(False)
     process = context.Process(target=_send, args=(sender, arguments))
@@ -190,12 +191,10 @@ def compare(case: Case, device: str, full: bool, repeats: int) -> None:
         found = alone(case.net, n, method, device, repeats)
         half = found if n == case.n else alone(case.net, n // 2, method, device, repeats)
         if found is None or half is None:
-            print(f"{method:32}{n:8} did not finish: out of memory?", flush=True)
+            print(f"{method:32}{n:8} did not finish, possibly out of memory", flush=True)
             continue
         whole = found.best if n == case.n else extrapolate(n // 2, half.best, n, found.best, case.n)
-        note = (
-            "" if n == case.n else f"   time extrapolated as an + bn² from {n // 2} and {n} samples, peak that of {n}"
-        )
+        note = "" if n == case.n else f"   time extrapolated as an + bn² from {n // 2} and {n} samples; peak for {n}"
         print(
             f"{method:32}{n:8}{found.first:10.2f} s{found.best:10.3f} s{found.cores:10.3f} s{whole:10.3f} s"
             f"{found.peak / 1e9:8.2f} GB{found.error:8.0e}{note}",
@@ -204,7 +203,7 @@ def compare(case: Case, device: str, full: bool, repeats: int) -> None:
 
 
 def extrapolate(n1: int, t1: float, n2: int, t2: float, n: int) -> float:
-    """an + bn² through two measurements: Jacobians cost n, their products n²; neither coefficient is negative."""
+    """Extrapolate an + bn², a, b ≥ 0, from two measurements: Jacobians cost O(n), their products O(n²)."""
     square = min(max((t2 / n2 - t1 / n1) / (n2 - n1), 0.0), t2 / n2**2)
     return (t2 / n2 - square * n2) * n + square * n**2
 
@@ -214,7 +213,7 @@ def scale(device: str, repeats: int) -> None:
         ("mlp", (200, 400, 800, 1600), 1 << 25) if device == "cpu" else ("vgg", (250, 500, 1000, 2000), 4 << 30)
     )
     print(f"{TITLES[net]}, ten outputs, float32, {device}, memory={memory >> 20} MiB")
-    print(f"{'n':>6} {'best':>10} {'kernel':>10} {'peak beside it':>15}")
+    print(f"{'n':>6} {'best':>10} {'kernel':>10} {'extra memory':>15}")
     rows = []
     for n in sizes:
         found = alone(net, n, "lazyscope", device, repeats, memory)
@@ -223,17 +222,19 @@ def scale(device: str, repeats: int) -> None:
         rows.append((n, found.best, found.peak - kernel))
         print(f"{n:6} {found.best:8.3f} s {kernel / 1e9:7.3f} GB {(found.peak - kernel) / 1e9:12.3f} GB", flush=True)
     seconds, beside = (slope([row[0] for row in rows], [row[i] for row in rows]) for i in (1, 2))
-    print(f"time grows like n^{seconds:.2f}; memory beside the kernel like n^{beside:.2f}, bounded by the budget")
+    print(
+        f"time grows like n^{seconds:.2f}; memory in addition to the kernel like n^{beside:.2f} (limited by `memory`)"
+    )
 
 
 def slope(sizes: list[float], values: list[float]) -> float:
-    """Least-squares slope of log value on log size."""
+    """Compute the least-squares slope of the logarithm of the values against that of the sizes."""
     a, b = torch.tensor(sizes).double().log(), torch.tensor(values).double().log()
     return float(((a - a.mean()) * (b - b.mean())).sum() / ((a - a.mean()) ** 2).sum())
 
 
 def main(device: str = "cpu", full: bool = False, scaling: bool = False, only: str = "", repeats: int = 5) -> None:
-    """Print one table for each net, or the exponents."""
+    """Print one table for each network, or the exponents."""
     if scaling:
         scale(device, repeats)
         return

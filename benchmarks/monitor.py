@@ -1,7 +1,7 @@
-"""What a `Monitor` adds to a training loop: plain steps against steps with it, in turns, on the same machine.
+"""Measure the time that a `Monitor` adds to a training loop, by alternating between training steps and records.
 
-Run `python benchmarks/monitor.py [--device cuda] [--every 200]`: an MLP on 28×28 images and a small convolutional net,
-batch 128, SGD with momentum, a probe of 32 points.
+`python benchmarks/monitor.py [--device cuda] [--every 200]` trains an MLP on 28×28 images and a small convolutional
+network, with batch size 128, SGD with momentum and a probe of 32 points.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def main(device: str = "cpu", every: int = 200, probe: int = 32, batch: int = 12
 
         monitor = Monitor(net, x[:probe], every=1)
         plain, look = [], []
-        for _ in range(rounds + 1):  # in turns, so that a busy machine slows both; the first one warms up
+        for _ in range(rounds + 1):  # alternate, so that a busy machine slows both; the first round warms up
             start = _now(device)
             for _ in range(every):
                 step()
@@ -63,8 +63,8 @@ def main(device: str = "cpu", every: int = 200, probe: int = 32, batch: int = 12
             look.append(_now(device) - middle)
         steps, one = statistics.median(plain[1:]), statistics.median(look[1:])
         print(
-            f"{name}: {1e3 * steps / every:.2f} ms a step, {1e3 * one:.1f} ms a look:"
-            f" {one / steps:.1%} at every={every}, probe of {probe}"
+            f"{name}: {1e3 * steps / every:.2f} ms per step, {1e3 * one:.1f} ms per record:"
+            f" {one / steps:.1%} with every={every} and a probe of {probe} points"
         )
 
 

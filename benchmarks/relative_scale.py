@@ -1,6 +1,6 @@
-"""How long κ takes: a digits MLP, and on a GPU VGG-11 with 256 images of CIFAR-10.
+"""Measure the time to compute κ for an MLP on the digits, and on a GPU for VGG-11 with 256 images of CIFAR-10.
 
-Run `python benchmarks/relative_scale.py [--device cuda]`; the latter needs LAZYSCOPE_DATA.
+Run `python benchmarks/relative_scale.py [--device cuda]`; CIFAR-10 needs LAZYSCOPE_DATA.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from lazyscope.model.vgg import vgg11
 
 
 def measure(name: str, net: nn.Module, x: torch.Tensor, y: torch.Tensor) -> None:
-    """One κ, its time, and how its search went."""
+    """Compute κ, and print its time and the status of the search for ‖D²h‖."""
     start = time.perf_counter()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ls.KinkWarning)
@@ -33,7 +33,7 @@ def measure(name: str, net: nn.Module, x: torch.Tensor, y: torch.Tensor) -> None
 
 
 def main(device: str = "cpu") -> None:
-    """Measure what this machine has data for."""
+    """Measure the MLP, and VGG-11 unless the device is the CPU."""
     torch.manual_seed(0)
     x, y = digits()
     for activation in (nn.Tanh(), nn.ReLU()):

@@ -1,10 +1,11 @@
-"""The cost of one training step of VGG-11 as a scaled and as a linearised model, over the plain step.
+"""Benchmark one training step of VGG-11 as a scaled and as a linearised model, relative to a plain step.
 
     python benchmarks/step.py [--device cuda] [--batch 128] [--repeats 50] [--no-tf32] [--no-compiled]
 
-All are measured in one run: same batch, same optimiser (SGD with momentum), same precision. Counting convolutions, a
-plain step has 3 units (forward, input gradient, weight gradient) and a scaled one 5: the forward at w₀, two products
-for the increment, two for the backward pass. Compilation fuses what lies between them.
+All steps are measured in one run with the same batch, optimiser (SGD with momentum) and precision. Counting
+convolutions, a plain step costs 3 units (forward pass, input gradient, weight gradient) and a scaled step costs 5: the
+forward pass at w₀, two products for the increment, and two for the backward pass. Compilation fuses the operations
+between the convolutions.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from lazyscope.model.vgg import vgg11
 
 
 def training_step(net: nn.Module, x: Tensor, y: Tensor) -> Callable[[], None]:
-    """One step of SGD with momentum on the square loss."""
+    """Return a function that takes one step of SGD with momentum on the square loss."""
     optimiser = torch.optim.SGD(net.parameters(), lr=1e-3, momentum=0.9)
 
     def step() -> None:
@@ -36,7 +37,7 @@ def training_step(net: nn.Module, x: Tensor, y: Tensor) -> Callable[[], None]:
 
 
 def as_graph(step: Callable[[], None]) -> Callable[[], None]:
-    """The step as a CUDA graph, so that the time of launching kernels from Python is not measured."""
+    """Capture the step as a CUDA graph, so that the time to launch kernels from Python is not measured."""
     stream = torch.cuda.Stream()
     stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream):
@@ -50,7 +51,7 @@ def as_graph(step: Callable[[], None]) -> Callable[[], None]:
 
 
 def seconds(step: Callable[[], None], repeats: int, cuda: bool) -> float:
-    """Median time of a step."""
+    """Measure the median time of a step."""
     for _ in range(3):
         step()
     times = []
@@ -66,7 +67,7 @@ def seconds(step: Callable[[], None], repeats: int, cuda: bool) -> float:
 
 
 def report(mode: str, wrap: Callable[[nn.Module], Any], device: str, batch: int, repeats: int) -> None:
-    """The time of each step and its ratio to the plain one, all built the same way."""
+    """Print the time of each step and its ratio to a plain step that is built in the same way."""
     cuda = device == "cuda"
     torch.manual_seed(0)
     x = torch.randn(batch, 3, 32, 32, device=device).to(memory_format=torch.channels_last)
@@ -82,7 +83,7 @@ def report(mode: str, wrap: Callable[[nn.Module], Any], device: str, batch: int,
     for name, net in nets.items():
         placed: Any = net.to(device)
         placed = placed.to(memory_format=torch.channels_last)
-        placed(x)  # traces the program before anything is compiled
+        placed(x)  # trace the program before compilation
         step = training_step(wrap(placed), x, y)
         took = seconds(as_graph(step) if cuda else step, repeats, cuda)
         plain = took if name == "plain" else plain
@@ -90,7 +91,7 @@ def report(mode: str, wrap: Callable[[nn.Module], Any], device: str, batch: int,
 
 
 def main(device: str = "cpu", batch: int = 128, repeats: int = 20, tf32: bool = True, compiled: bool = True) -> None:
-    """Eager, then compiled; on a GPU each step is replayed as a CUDA graph."""
+    """Measure eager and then compiled steps; on a GPU, each step is replayed as a CUDA graph."""
     torch.backends.cudnn.allow_tf32 = tf32
     torch.backends.cuda.matmul.allow_tf32 = tf32
     torch.backends.cudnn.benchmark = True

@@ -1,11 +1,12 @@
-"""Seeds × scales of a two-layer net: one batched program against a loop of modules.
+"""Benchmark a two-layer network over seeds × scales: one batched program against a loop over modules.
 
     python benchmarks/sweep.py [--steps 1000] [--device cpu|cuda]
 
-Figure 1(c) in small: 12 scales × 10 seeds, d=100, m=50, n=1000, full-batch descent, the two in turn in the same run.
-The loop is what one writes first: for each seed and scale an `nn.Module` from the start τu₀, trained by
-`torch.optim.SGD`. Both descend the same dynamics, so they must end at the same losses as far as float32 weights allow:
-for large τ the loop's sum of large terms cancels, and its loss stalls at that rounding error.
+This is a reduced version of Figure 1(c): 12 scales × 10 seeds, d=100, m=50, n=1000, with full-batch gradient descent.
+Both methods are measured in the same run. The loop is the straightforward implementation: for each seed and scale, it
+trains an `nn.Module` with initialisation τu₀ by `torch.optim.SGD`. Both methods follow the same dynamics, so their
+final losses must agree up to the rounding of float32 weights: for large τ, large terms cancel in the loop's outputs,
+and its loss stops decreasing at that rounding error.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ class Student(nn.Module):
 
 
 def rate(tau: float) -> float:
-    """The step in w of Figure 1(c)."""
+    """Return the step size in w of Figure 1(c)."""
     return min(10.0, 0.1 / tau**2)
 
 
@@ -103,7 +104,7 @@ def main() -> None:
         a, b = losses[:, j].median().item(), plain[:, j].median().item()
         print(f"{tau:9.4f}  {a:8.2e}  {b:8.2e}   {gap[j].item():.1e}")
     agree = ((losses - plain).abs() <= 0.05 * plain + 100 * floor).all()
-    print("same losses" if agree else "LOSSES DIFFER")
+    print("The losses agree." if agree else "THE LOSSES DIFFER.")
 
 
 if __name__ == "__main__":

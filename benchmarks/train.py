@@ -1,12 +1,12 @@
-"""Step time, throughput and memory of the training loop for one net, on synthetic images or on CIFAR-10.
+"""Benchmark the training loop: time per step, throughput and memory, on synthetic images or on CIFAR-10.
 
     python benchmarks/train.py [--device cuda] [--net vgg11] [--width 1] [--alpha 1000] [--precision tf32]
                                [--batch 128] [--epochs 2] [--images 12800] [--lr 0.1] [--gain 1] [--compiled]
                                [--real] [--entropy] [--cycle] [--no-checkpoint]
 
-`--alpha 0` trains the plain net; `--alpha inf` the linearised one. The loop is that of `cnn-scale`: augmentation on
-the device, SGD with momentum, a CUDA graph a step on a GPU, a checkpoint after each epoch. `--entropy` and `--cycle`
-are the loss and the step sizes of `cnn-wide`; `--real` takes CIFAR-10 and says what became of its test images.
+`--alpha 0` trains the plain network and `--alpha inf` the linearised one. The loop is that of `cnn-scale`: augmentation
+on the device, SGD with momentum, one CUDA graph per step on a GPU, and a checkpoint after each epoch. `--entropy` and
+`--cycle` select the loss and the step sizes of `cnn-wide`; `--real` uses CIFAR-10 and evaluates on its test images.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ PRECISIONS = {"float32": FLOAT32, "tf32": TF32, "bf16": BF16}
 
 
 def synthetic(n: int) -> Images:
-    """Noise with the shape of CIFAR-10."""
+    """Return random images with the shape of CIFAR-10."""
     random = torch.Generator().manual_seed(0)
     pixels = torch.randint(0, 256, (n, 3, 32, 32), dtype=torch.uint8, generator=random)
     return Images(pixels, torch.randint(0, 10, (n,), generator=random), cifar10.MEAN, cifar10.STD)
@@ -61,7 +61,7 @@ def main(
     cycle: bool = False,
     checkpoint: bool = True,
 ) -> None:
-    """Train for some epochs and print what they cost."""
+    """Train for some epochs and print their cost."""
     data = (cifar10.images("train") if real else synthetic(images))[:images].to(device)
     other = (cifar10.images("test") if real else data).to(device)
     objective = F.cross_entropy if entropy else square
@@ -83,11 +83,13 @@ def main(
     print(
         f"{net} ×{width:g}, α = {alpha:g}, batch {batch}, {precision}, {'compiled' if compile else 'eager'}, {device}"
     )
-    print(f"{1e3 * history.seconds / steps:9.3f} ms a step over {steps} steps, {done.images_per_second:,.0f} images/s")
-    print(f"{history.setup:9.1f} s set-up, {wall - history.setup - history.seconds:.1f} s checkpoints and the rest")
-    print(f"{done.peak_memory / 2**30:9.2f} GiB at most")
+    print(
+        f"{1e3 * history.seconds / steps:9.3f} ms per step over {steps} steps, {done.images_per_second:,.0f} images/s"
+    )
+    print(f"{history.setup:9.1f} s set-up, {wall - history.setup - history.seconds:.1f} s checkpoints and other work")
+    print(f"{done.peak_memory / 2**30:9.2f} GiB peak memory")
     print(f"loss by epoch {' '.join(f'{each:.4f}' for each in history.loss)}, {done.status}")
-    print(f"evaluated: loss {loss:.4f}, accuracy {accuracy:.1%}, {evaluation:.1f} s for {len(other)} images")
+    print(f"evaluation: loss {loss:.4f}, accuracy {accuracy:.1%}, {evaluation:.1f} s for {len(other)} images")
 
 
 if __name__ == "__main__":
