@@ -1,4 +1,4 @@
-"""Measures as weighted particles, and the convex functionals on them; after talk 004 and Chizat (2019)."""
+"""Measures represented by weighted particles, and convex functionals of them, after talk 004 and Chizat (2019)."""
 
 from lazyscope.model.particles.certificate import DualCertificate, dual_certificate
 from lazyscope.model.particles.domain import Box, Cells, Domain, Euclidean, Sphere, Torus

@@ -1,9 +1,10 @@
-"""How far a measure is from optimal, proved: a lower bound of J'_ν over all of Θ, and the duality gap that follows.
+"""Dual certificates: a lower bound of J'_ν on Θ, and the bound of J(ν) - min J that follows from it.
 
 J is convex, so for a minimiser ν*:  J(ν) - J(ν*) ≤ ∫J'_ν dν - ∫J'_ν dν* ≤ ∫J'_ν dν + (-inf J'_ν)₊ · |ν*|(Θ),
-and λ|ν*|(Θ) ≤ J(ν*) - inf R ≤ J(ν) - inf R. The infimum is sought from a grid by descent. Where the features know
-their curvature, cells that may still hide a lower value are halved until none is left: then it is a proof.
-In the words of sparse recovery: η(θ) = -⟨φ(θ), ∇R⟩/λ is the dual certificate, and sup η ≤ 1 proves optimality.
+and λ|ν*|(Θ) ≤ J(ν*) - inf R ≤ J(ν) - inf R. The infimum of J'_ν is searched for by gradient descent from a grid. If
+the curvature of the features is known, cells that may contain a lower value are split until none is left, which proves
+the bound. In the terms of sparse recovery, η(θ) = -⟨φ(θ), ∇R⟩/λ is the dual certificate, and sup η ≤ 1 proves
+optimality.
 """
 
 from __future__ import annotations
@@ -23,40 +24,58 @@ from lazyscope.model.particles.functional import Functional
 from lazyscope.model.particles.measure import Measure
 
 _POINTS = 4096
-"""Starts of the descent: a grid of about so many, or random points where a grid has under 4 an edge."""
+"""The number of candidates for the starts of the descent.
+
+They form a grid, or are random points if a grid would have fewer than 4 points per edge.
+"""
 _CHOSEN = 64
-"""So many of the starts, the lowest, descend."""
+"""The number of candidates with the lowest values from which the descent starts."""
 _CELLS = 1 << 20
-"""Memory for the proof: cells looked at together."""
+"""The largest number of cells that are evaluated at a time, which limits the memory of the proof."""
 
 
 @final
 @dataclass(frozen=True)
 class DualCertificate:
-    """What is known of J(ν) - J*."""
+    """A bound of J(ν) - J*, where J* is the minimum of J."""
 
     value: float
     """J(ν)."""
     gap: float
-    """J(ν) - J* ≤ gap; with `proved` a theorem, else as far as the search saw."""
+    """The bound J(ν) - J* ≤ gap. It is a theorem if `proved` is True, and otherwise relies on the search for minima."""
     least: float
-    """The lowest J'_ν that was found."""
+    """The lowest value of J'_ν that was found."""
     bound: float
-    """J'_ν ≥ bound on Θ, proved; -∞ where the curvature of φ is unknown or memory did not suffice."""
+    """The proved bound J'_ν ≥ bound on Θ. It is -∞ if the curvature of φ is unknown."""
     proved: bool
+    """Whether `bound`, and with it `gap`, is proved."""
     where: Float[Tensor, "k size"]
-    """Where J'_ν has local minima below 0 (or, failing that, the lowest): a new particle there lowers J."""
+    """The local minima of J'_ν with the lowest negative values, where a new particle lowers J.
+
+    If no value is negative, it is the lowest point found.
+    """
     sign: Float[Tensor, "k"]
-    """Of which sign it should be."""
+    """The sign that a new particle should have at each of these points."""
     penalty: float
+    """The regularisation λ."""
 
     @property
     def supremum(self) -> float:
-        """sup η = 1 - inf J'/λ, proved where `proved`: at most 1 for a minimiser."""
+        """The supremum sup η = 1 - inf J'/λ, which is at most 1 for a minimiser.
+
+        It is an upper bound if `proved` is True, and an estimate otherwise. It is NaN for λ = 0.
+        """
         return 1 - (self.bound if self.proved else self.least) / self.penalty if self.penalty else math.nan
 
     def optimal(self, tolerance: float | int) -> bool:
-        """Whether J(ν) - J* ≤ tolerance is proved."""
+        """Check whether J(ν) - J* ≤ tolerance is proved.
+
+        Args:
+            tolerance: The largest acceptable difference from the minimum of J.
+
+        Returns:
+            True if the certificate proves it.
+        """
         return self.proved and self.gap <= tolerance
 
     def __str__(self) -> str:
@@ -72,16 +91,40 @@ def dual_certificate(
     accuracy: float | int = 1e-12,
     seed: int = 0,
 ) -> DualCertificate:
-    """The certificate of one measure. `mass` bounds |ν*|(Θ) where that is known, and must be given for λ = 0.
+    """Compute the dual certificate of a measure.
 
-    The proved bound is `accuracy` below the lowest value seen, unless memory runs out.
+    Args:
+        functional: The functional J.
+        measure: The measure ν. It must be one measure and not a family.
+        mass: A bound of the mass |ν*|(Θ) of a minimiser. The default, `None`, uses (J(ν) - inf R)/λ, which is infinite
+            for λ = 0.
+        accuracy: The difference between the lowest value of J'_ν that was found and the proved bound. It is larger if
+            the proof would need too much memory.
+        seed: The random seed of the starts, which is used if the dimension of Θ is too large for a grid.
+
+    Returns:
+        The certificate.
+
+    Raises:
+        InputError: If `measure` is a family.
+
+    Example:
+        >>> from lazyscope.model.particles import Measure, Quadratic, Torus, Trigonometric
+        >>> features = Trigonometric(order=3, dim=1)
+        >>> y = features.at(torch.ones(1, 1).double()).integrate(torch.ones(1).double())
+        >>> zero = Measure.of(Torus(1), torch.zeros(1, 1).double(), torch.zeros(1).double())
+        >>> dual_certificate(Functional(features, Quadratic(y), penalty=7.1), zero).optimal(1e-9)  # λ > ‖φ‖² = 7
+        True
+        >>> found = dual_certificate(Functional(features, Quadratic(y), penalty=1.0), zero)
+        >>> found.optimal(1e-9), round(float(found.where[0]), 3)  # a particle at θ = 1 lowers J
+        (False, 1.0)
     """
     if measure.batch:
         raise InputError("A certificate is for one measure; index the family first.")
     measure = measure.to(torch.float64)
     field = _Field(functional, measure)
     starts = _starts(measure, seed)
-    with threads_for(0):  # dozens of points and of cells at a time
+    with threads_for(0):  # only dozens of points or cells are processed at a time
         theta, sign = _descend(field, measure.domain, starts)
     found = sign * field.pair(theta) + field.penalty
     least = float(found.min())
@@ -107,7 +150,7 @@ def dual_certificate(
 
 
 class _Field:
-    """⟨φ(θ), g⟩ for the dual variable of one measure, which may be on a GPU; points come from the CPU and go there."""
+    """The function ⟨φ(θ), g⟩ for the dual variable g of one measure, which may be on a GPU. Points are on the CPU."""
 
     def __init__(self, functional: Functional, measure: Measure) -> None:
         self.features, self.signed = functional.features, functional.signed
@@ -119,7 +162,7 @@ class _Field:
         return self.features.at(theta.to(self.dual.device)).pair(self.dual).detach().cpu()
 
     def both(self, theta: Tensor) -> tuple[Tensor, Tensor]:
-        """Value and gradient."""
+        """Compute the value and the gradient."""
         seen = self.features.at(theta.to(self.dual.device))
         return seen.pair(self.dual).detach().cpu(), seen.slope(self.dual).detach().cpu()
 
@@ -133,7 +176,7 @@ def _starts(measure: Measure, seed: int) -> Tensor:
 
 
 def _descend(field: _Field, domain: Domain, theta: Tensor, steps: int = 100) -> tuple[Tensor, Tensor]:
-    """The lowest starts go down ±⟨φ, g⟩, each with Barzilai and Borwein's step, halved where it would rise."""
+    """Minimise ±⟨φ, g⟩ from the lowest starts, with Barzilai–Borwein steps that shrink if the value would rise."""
     values = field.pair(theta)
     signs = (torch.ones_like(values), -torch.ones_like(values)) if field.signed else (torch.ones_like(values),)
     theta, sign = torch.cat([theta] * len(signs)), torch.cat(signs)
@@ -161,7 +204,7 @@ def _descend(field: _Field, domain: Domain, theta: Tensor, steps: int = 100) -> 
 
 
 def _bounded(field: _Field, domain: Domain, least: float, accuracy: float) -> float:
-    """A proved lower bound of J' on Θ: on a cell of reach ρ it is at least J'(c) - ‖∇J'(c)‖ρ - ½Cρ²."""
+    """Prove a lower bound of J' on Θ, which on a cell of radius ρ is at least J'(c) - ‖∇J'(c)‖ρ - ½Cρ²."""
     if not math.isfinite(field.curvature):
         return -math.inf
     best, lowest = least - field.penalty, math.inf
@@ -182,7 +225,7 @@ def _bounded(field: _Field, domain: Domain, least: float, accuracy: float) -> fl
 
 
 def _distinct(domain: Domain, theta: Tensor, sign: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
-    """One of each local minimum below 0, the lowest first; the lowest if there is none."""
+    """Select the distinct local minima with the lowest negative values, or the lowest point if there are none."""
     order = value.argsort()
     order = order[value[order] < min(0.0, float(value.min()) / 2)] if float(value.min()) < 0 else order[:1]
     kept: list[int] = []

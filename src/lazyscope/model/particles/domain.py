@@ -1,4 +1,4 @@
-"""Where particles live: the torus, the sphere, a box, Rᵖ, each with its steps, distances, and cells that cover it."""
+"""The domains of particles (torus, sphere, box and Rᵖ), with their steps, distances and coverings by cells."""
 
 from __future__ import annotations
 
@@ -19,72 +19,170 @@ from lazyscope.errors import InputError
 
 @dataclass(frozen=True)
 class Cells:
-    """Cubes of one size in a chart of Θ; `Domain.place` takes their centres to Θ."""
+    """Cubes of equal size in a chart of Θ. `Domain.place` maps their centres to Θ."""
 
     centres: Float[Tensor, "n size"]
+    """The centres of the cubes in the chart."""
     half: float
-    """Half the edge of a cube."""
+    """Half the edge length of a cube."""
 
     def __getitem__(self, index: Tensor) -> Cells:
         return Cells(self.centres[index], self.half)
 
 
 class Domain(ABC):
-    """Θ, a Riemannian manifold whose points are vectors of `size` numbers; of dimension `dim`."""
+    """The base class of domains Θ: Riemannian manifolds whose points are vectors of `size` numbers.
+
+    Attributes:
+        size: The number of coordinates of a point.
+        dim: The dimension of the manifold.
+    """
 
     size: int
     dim: int
 
     @abstractmethod
     def step(self, theta: Float[Tensor, "*shape size"], tangent: Float[Tensor, "*shape size"]) -> Tensor:
-        """Where one is after walking from θ along a tangent vector; at 0 its derivative is the identity."""
+        """Move from θ along a tangent vector, by a retraction whose derivative at 0 is the identity.
+
+        Args:
+            theta: The points θ.
+            tangent: A tangent vector at each point.
+
+        Returns:
+            The points reached.
+        """
 
     @abstractmethod
     def towards(self, theta: Float[Tensor, "*shape size"], other: Float[Tensor, "*#shape size"]) -> Tensor:
-        """The tangent vector at θ that leads to another point on the shortest way."""
+        """Compute the tangent vector at θ of the shortest path to another point.
+
+        Args:
+            theta: The points θ.
+            other: The points at the other ends. They broadcast against `theta`.
+
+        Returns:
+            The tangent vectors, whose lengths are the distances.
+        """
 
     @abstractmethod
     def tangent(self, theta: Float[Tensor, "*shape size"], vector: Float[Tensor, "*shape size"]) -> Tensor:
-        """The part of a vector that is tangent at θ: of a gradient in R^size, the gradient on Θ."""
+        """Project vectors to the tangent space at θ. A gradient in R^size becomes the gradient on Θ.
+
+        Args:
+            theta: The points θ.
+            vector: A vector of R^size at each point.
+
+        Returns:
+            The tangential parts.
+        """
 
     @abstractmethod
     def cells(self, number: int) -> Cells:
-        """Cubes that cover Θ, `number` along each edge of the chart."""
+        """Cover Θ by cubes.
+
+        Args:
+            number: The number of cubes along each edge of the chart.
+
+        Returns:
+            The cubes.
+        """
 
     @abstractmethod
     def place(self, cells: Cells) -> Float[Tensor, "n size"]:
-        """The centres as points of Θ."""
+        """Map the centres of cells to Θ.
+
+        Args:
+            cells: Cubes in the chart.
+
+        Returns:
+            The centres as points of Θ.
+        """
 
     @abstractmethod
     def reach(self, cells: Cells) -> float:
-        """No point of a cell is further than this from its centre."""
+        """Bound the distance of the points of a cell from its centre.
+
+        Args:
+            cells: Cubes in the chart.
+
+        Returns:
+            A bound that holds for every cell.
+        """
 
     @abstractmethod
     def halved(self, cells: Cells) -> Cells:
-        """Each cube as 2^dim smaller ones."""
+        """Split each cube into 2^dim cubes of half the edge length.
+
+        Args:
+            cells: Cubes in the chart.
+
+        Returns:
+            The smaller cubes.
+        """
 
     @abstractmethod
     def random(self, number: int, generator: torch.Generator) -> Float[Tensor, "number size"]:
-        """Uniform points."""
+        """Draw points from the uniform distribution.
+
+        Args:
+            number: The number of points.
+            generator: The random generator, on the CPU.
+
+        Returns:
+            The points, in float64.
+        """
 
     def distance(self, theta: Float[Tensor, "*shape size"], other: Float[Tensor, "*#shape size"]) -> Tensor:
-        """The geodesic distance."""
+        """Compute the geodesic distance.
+
+        Args:
+            theta: The points θ.
+            other: The other points. They broadcast against `theta`.
+
+        Returns:
+            The distances.
+        """
         length: Tensor = torch.linalg.vector_norm(self.towards(theta, other), dim=-1)
         return length
 
     def room(self, theta: Float[Tensor, "*shape size"]) -> tuple[Tensor, Tensor]:
-        """The least and the largest step from θ along each coordinate: ±∞ but in a box."""
+        """Compute the smallest and the largest step from θ along each coordinate that stays in Θ.
+
+        Args:
+            theta: The points θ.
+
+        Returns:
+            The bounds of the steps, of the shape of `theta`. They are -∞ and ∞ except in a box.
+        """
         return torch.full_like(theta, -math.inf), torch.full_like(theta, math.inf)
 
     def grid(self, number: int) -> Float[Tensor, "n size"]:
-        """The centres of the cells."""
+        """Return a regular grid: the centres of the cells that cover Θ.
+
+        Args:
+            number: The number of cells along each edge of the chart.
+
+        Returns:
+            The points of the grid.
+        """
         return self.place(self.cells(number))
 
     def check(self, theta: Tensor) -> Tensor:
-        """Points as they are, or an error that says how they should be."""
+        """Check the shape, the dtype and the values of points.
+
+        Args:
+            theta: The points.
+
+        Returns:
+            The points, unchanged.
+
+        Raises:
+            InputError: If the points have a wrong shape or dtype, or if they are not finite.
+        """
         if theta.ndim < 2 or theta.shape[-1] != self.size or not theta.is_floating_point():
             raise InputError(
-                f"Points of {type(self).__name__} are floats (…, m, {self.size}), not {theta.dtype} of shape "
+                f"Points of {type(self).__name__} are floats of shape (…, m, {self.size}), not {theta.dtype} of shape "
                 f"{tuple(theta.shape)}; reshape or convert them."
             )
         if not bool(theta.isfinite().all()):
@@ -93,14 +191,14 @@ class Domain(ABC):
 
 
 class _Flat(Domain):
-    """low + [0, 1]^dim · edges: the chart of the torus and of boxes."""
+    """The base class of flat domains, with the chart low + [0, 1]^dim · edges."""
 
     def __init__(self, low: Float[Tensor, " size"], edges: Float[Tensor, " size"]) -> None:
         self.low, self.edges = low, edges
         self.size = self.dim = len(low)
 
     def tangent(self, theta: Tensor, vector: Tensor) -> Tensor:
-        """All vectors are."""
+        """Return the vectors unchanged, since all of them are tangent."""
         return vector
 
     def cells(self, number: int) -> Cells:
@@ -125,10 +223,16 @@ class _Flat(Domain):
 
 @final
 class Torus(_Flat):
-    """(R/2πZ)^dim; points are angles, of which 2π is not taken off.
+    """The flat torus (R/2πZ)^dim. Points are angles.
 
-    >>> Torus(1).distance(torch.tensor([[0.1]]), torch.tensor([[6.2]]))
-    tensor([0.1832])
+    A step from θ along s ends at θ + s. Angles are not reduced modulo 2π, so that paths are continuous.
+
+    Args:
+        dim: The dimension of the torus.
+
+    Example:
+        >>> Torus(1).distance(torch.tensor([[0.1]]), torch.tensor([[6.2]]))
+        tensor([0.1832])
     """
 
     def __init__(self, dim: int) -> None:
@@ -138,7 +242,6 @@ class Torus(_Flat):
         )
 
     def step(self, theta: Tensor, tangent: Tensor) -> Tensor:
-        """θ + s: paths stay continuous, as one draws them."""
         return theta + tangent
 
     def towards(self, theta: Tensor, other: Tensor) -> Tensor:
@@ -147,7 +250,21 @@ class Torus(_Flat):
 
 @final
 class Box(_Flat):
-    """[low, high]; a step that leaves it ends at the boundary."""
+    """A box with the corners `low` and `high`.
+
+    A step that would leave the box is projected onto it.
+
+    Args:
+        low: The smallest coordinate along each axis.
+        high: The largest coordinate along each axis.
+
+    Raises:
+        InputError: If the corners have different lengths or are not finite, or if the box is empty.
+
+    Example:
+        >>> Box([0.0, 0.0], [1.0, 2.0]).step(torch.tensor([[0.5, 0.5]]), torch.tensor([[1.0, 1.0]]))
+        tensor([[1.0000, 1.5000]])
+    """
 
     def __init__(self, low: Sequence[float | int], high: Sequence[float | int]) -> None:
         lower, upper = (
@@ -155,52 +272,64 @@ class Box(_Flat):
         )
         if lower.shape != upper.shape or not bool((lower < upper).all()) or not bool((upper - lower).isfinite().all()):
             raise InputError(
-                f"[{list(low)}, {list(high)}] is no box; pass finite corners with low < high in each axis."
+                f"[{list(low)}, {list(high)}] is not a box; pass finite corners with low < high along each axis."
             )
         super().__init__(lower, upper - lower)
 
     def step(self, theta: Tensor, tangent: Tensor) -> Tensor:
-        """Projected on the box."""
         return (theta + tangent).clamp(self.low.to(theta), (self.low + self.edges).to(theta))
 
     def towards(self, theta: Tensor, other: Tensor) -> Tensor:
         return other - theta
 
     def room(self, theta: Float[Tensor, "*shape size"]) -> tuple[Tensor, Tensor]:
-        """To the faces."""
         return self.low.to(theta) - theta, (self.low + self.edges).to(theta) - theta
 
 
 @final
 class Euclidean(_Flat):
-    """Rᵖ, which no finite number of cells covers: for flows and distances, not for certificates."""
+    """The Euclidean space Rᵖ.
+
+    It is not compact, so it supports flows and distances, but no cells and no certificates. `random` draws from the
+    standard normal distribution in place of a uniform one.
+
+    Args:
+        size: The dimension p.
+    """
 
     def __init__(self, size: int) -> None:
         edges = torch.full((size,), math.inf, dtype=torch.float64, device="cpu")
         super().__init__(-edges, edges)
 
     def step(self, theta: Tensor, tangent: Tensor) -> Tensor:
-        """θ + s."""
         return theta + tangent
 
     def towards(self, theta: Tensor, other: Tensor) -> Tensor:
         return other - theta
 
     def cells(self, number: int) -> Cells:
-        """Refused."""
-        raise InputError("Rᵖ is not compact; project 2-homogeneous particles on the Sphere, or take a Box.")
+        raise InputError("Rᵖ is not compact; project 2-homogeneous particles onto the Sphere, or use a Box.")
 
     def random(self, number: int, generator: torch.Generator) -> Float[Tensor, "number size"]:
-        """Standard normal, for want of a uniform law."""
         return torch.randn(number, self.size, dtype=torch.float64, generator=generator, device="cpu")
 
 
 @final
 class Sphere(Domain):
-    """The unit sphere of R^size. Its cells lie on the faces of the cube [-1, 1]^size, seen from the centre.
+    """The unit sphere of R^size.
 
-    >>> Sphere(3).distance(torch.tensor([[1.0, 0.0, 0.0]]), torch.tensor([[0.0, 1.0, 0.0]]))
-    tensor([1.5708])
+    A step is the exponential map cos‖s‖ θ + sin‖s‖ s/‖s‖. Cells are cubes on the faces of [-1, 1]^size, projected to
+    the sphere from the origin.
+
+    Args:
+        size: The dimension of the surrounding space, at least 2.
+
+    Raises:
+        InputError: If `size` is less than 2.
+
+    Example:
+        >>> Sphere(3).distance(torch.tensor([[1.0, 0.0, 0.0]]), torch.tensor([[0.0, 1.0, 0.0]]))
+        tensor([1.5708])
     """
 
     def __init__(self, size: int) -> None:
@@ -209,8 +338,7 @@ class Sphere(Domain):
         self.size, self.dim = size, size - 1
 
     def step(self, theta: Tensor, tangent: Tensor) -> Tensor:
-        """The exponential map, cos‖s‖ θ + sin‖s‖ s/‖s‖; normalised, as roundings add up over many steps."""
-        # ‖s‖ with a derivative at s = 0.
+        # ‖s‖ is made differentiable at s = 0. The result is normalised, as rounding errors add up over many steps.
         length = (tangent.square().sum(-1, keepdim=True) + torch.finfo(theta.dtype).tiny).sqrt()
         return normalize(length.cos() * theta + torch.sinc(length / math.pi) * tangent, dim=-1)
 
@@ -218,12 +346,12 @@ class Sphere(Domain):
         along = (theta * other).sum(-1, keepdim=True)
         across = other - along * theta
         sine = torch.linalg.vector_norm(across, dim=-1, keepdim=True)
-        # atan2 is accurate at all angles, arccos near 0 only to the root of the rounding.
+        # atan2 is accurate at all angles, while the error of arccos near 0 is the square root of the rounding error.
         unit: Tensor = across / sine.clamp(min=torch.finfo(theta.dtype).tiny)
         return torch.atan2(sine, along) * unit
 
     def distance(self, theta: Tensor, other: Tensor) -> Tensor:
-        """The angle, π too, where no shortest way is the only one."""
+        # The angle is also correct for opposite points, for which the shortest path is not unique.
         along = (theta * other).sum(-1, keepdim=True)
         across: Tensor = torch.linalg.vector_norm(other - along * theta, dim=-1)
         return torch.atan2(across, along[..., 0])
@@ -247,14 +375,14 @@ class Sphere(Domain):
         return normalize(cells.centres, dim=-1)
 
     def reach(self, cells: Cells) -> float:
-        """The chord is at most half·√dim: x/‖x‖ projects on the ball, to which the faces are outside; so it shrinks."""
+        # The chord is at most half·√dim, since x ↦ x/‖x‖ does not increase distances outside the unit ball.
         chord = cells.half * math.sqrt(self.dim)
         return 2 * math.asin(min(chord / 2, 1.0))
 
     def halved(self, cells: Cells) -> Cells:
         half = cells.half / 2
         corners = half * _products(torch.tensor([-1.0, 1.0], dtype=torch.float64, device="cpu"), self.dim)
-        free = (cells.centres.abs() < 1).nonzero()[:, 1].reshape(-1, self.dim)  # the face's own axes
+        free = (cells.centres.abs() < 1).nonzero()[:, 1].reshape(-1, self.dim)  # the axes of the face
         children = cells.centres[:, None].repeat(1, len(corners), 1)
         children.scatter_add_(2, free[:, None].expand(-1, len(corners), -1), corners.expand(len(free), -1, -1))
         return Cells(children.flatten(0, 1), half)
@@ -264,5 +392,5 @@ class Sphere(Domain):
 
 
 def _products(axis: Float[Tensor, " n"], dim: int) -> Float[Tensor, "_ dim"]:
-    """axis^dim as rows."""
+    """Return the points of the Cartesian product axis^dim as rows."""
     return torch.tensor(list(itertools.product(axis.tolist(), repeat=dim)), dtype=torch.float64, device="cpu")

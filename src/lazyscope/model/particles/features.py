@@ -1,4 +1,7 @@
-"""φ: Θ → F, evaluated at particles once and then integrated, paired and differentiated; no m×m kernel is formed."""
+"""Feature maps φ: Θ → F. They are evaluated once at the particles and then integrated, paired and differentiated.
+
+The m×m kernel of the particles is never formed.
+"""
 
 from __future__ import annotations
 
@@ -16,42 +19,77 @@ from lazyscope.errors import InputError
 
 
 class Evaluated(ABC):
-    """φ at the particles θ (*batch, m, size)."""
+    """The features φ(θ_i) at particles of shape `(*batch, m, size)`."""
 
     @abstractmethod
     def integrate(self, weights: Float[Tensor, "*batch m"]) -> Float[Tensor, "*batch k"]:
-        """∫φ dν = Σ_i w_i φ(θ_i)."""
+        """Compute the integral ∫φ dν = Σ_i w_i φ(θ_i).
+
+        Args:
+            weights: The weights w_i, of shape `(*batch, m)`.
+
+        Returns:
+            The integral, of shape `(*batch, k)`.
+        """
 
     @abstractmethod
     def pair(self, dual: Float[Tensor, "*batch k"]) -> Float[Tensor, "*batch m"]:
-        """⟨φ(θ_i), g⟩."""
+        """Compute the inner products ⟨φ(θ_i), g⟩.
+
+        Args:
+            dual: The vector g, of shape `(*batch, k)`.
+
+        Returns:
+            The inner products, of shape `(*batch, m)`.
+        """
 
     @abstractmethod
     def slope(self, dual: Float[Tensor, "*batch k"]) -> Float[Tensor, "*batch m size"]:
-        """∇_θ ⟨φ(θ_i), g⟩, in the coordinates of R^size."""
+        """Compute the gradients ∇_θ ⟨φ(θ_i), g⟩ in the coordinates of R^size.
+
+        Args:
+            dual: The vector g, of shape `(*batch, k)`.
+
+        Returns:
+            The gradients, of shape `(*batch, m, size)`.
+        """
 
 
 class Features(ABC):
-    """φ: Θ → F = R^k with its inner product.
+    """The base class of feature maps φ: Θ → F = R^k, with the Euclidean inner product on F.
 
-    `curvature` is the supremum of ‖d²/dt² φ(γ(t))‖ over the geodesics γ of unit speed, ∞ when nobody knows. With it a
-    certificate is a proof.
+    Attributes:
+        curvature: The supremum of ‖d²/dt² φ(γ(t))‖ over the geodesics γ of unit speed, or infinity if it is unknown. A
+            dual certificate is a proof only if it is finite.
     """
 
     curvature: float = math.inf
 
     @abstractmethod
     def at(self, theta: Float[Tensor, "*batch m size"]) -> Evaluated:
-        """φ at these particles."""
+        """Evaluate φ at particles.
+
+        Args:
+            theta: The positions of the particles, of shape `(*batch, m, size)`.
+
+        Returns:
+            The evaluated features, which can be integrated, paired and differentiated.
+        """
 
 
 @final
 class FeatureMap(Features):
-    """Any differentiable torch function φ: (…, size) ↦ (…, k); derivatives by autograd.
+    """A feature map given by any differentiable torch function, with derivatives by autograd.
 
-    >>> wave = FeatureMap(lambda t: torch.cat([t.cos(), t.sin()], -1), curvature=1.0)
-    >>> wave.at(torch.zeros(1, 1)).slope(torch.tensor([0.0, 1.0]))
-    tensor([[1.]])
+    Args:
+        function: The function φ, which maps a tensor of shape `(..., size)` to one of shape `(..., k)`.
+        curvature: The supremum of ‖d²/dt² φ(γ(t))‖ over the geodesics γ of unit speed. The default, infinity, means
+            that it is unknown.
+
+    Example:
+        >>> wave = FeatureMap(lambda t: torch.cat([t.cos(), t.sin()], -1), curvature=1.0)
+        >>> wave.at(torch.zeros(1, 1)).slope(torch.tensor([0.0, 1.0]))
+        tensor([[1.]])
     """
 
     def __init__(self, function: Callable[[Tensor], Tensor], curvature: float | int = math.inf) -> None:
@@ -66,12 +104,12 @@ class FeatureMap(Features):
 class _Traced(Evaluated):
     def __init__(self, function: Callable[[Tensor], Tensor], theta: Tensor) -> None:
         with derivatives():
-            # Inside someone else's graph, as when spikes are polished, the particles stay part of it.
+            # Particles that are part of the caller's graph, as when spikes are refined, stay part of it.
             self.theta = theta if theta.requires_grad else theta.detach().requires_grad_()
             self.values = function(self.theta)
         if self.values.shape[:-1] != theta.shape[:-1]:
             raise InputError(
-                f"φ took {tuple(theta.shape)} to {tuple(self.values.shape)}; it should keep all but the last dimension."
+                f"φ maps {tuple(theta.shape)} to {tuple(self.values.shape)}; it should keep all but the last dimension."
             )
         self.inside = theta.requires_grad
 
@@ -95,21 +133,29 @@ class _Traced(Evaluated):
 
 @final
 class Trigonometric(Features):
-    """φ(θ) = ⊗_axes (1, √2 cos θ, √2 sin θ, …, √2 cos nθ, √2 sin nθ) on the torus, n = `order`.
+    """The trigonometric features φ(θ) = ⊗_axes (1, √2 cos θ, √2 sin θ, …, √2 cos nθ, √2 sin nθ) on the torus.
 
-    Its kernel is Dirichlet's, ⟨φ(θ), φ(θ')⟩ = Π_axes Σ_{|k|≤n} cos k(θ - θ'). The factors of the axes are kept apart:
-    for m particles on T² the cost is m(2n+1)² multiplications in small matrix products.
+    Their kernel is the Dirichlet kernel ⟨φ(θ), φ(θ')⟩ = Π_axes Σ_{|k|≤n} cos k(θ - θ'). The factors of the axes are
+    stored separately, so that for m particles on T² the cost is m(2n+1)² multiplications in small matrix products.
 
-    >>> wave = Trigonometric(order=2, dim=1)
-    >>> wave.at(torch.zeros(1, 1)).integrate(torch.ones(1)).square().sum().round()  # kernel at 0: 2n+1
-    tensor(5.)
+    Args:
+        order: The largest frequency n, at least 1.
+        dim: The dimension of the torus.
+
+    Raises:
+        InputError: If `order` or `dim` is not positive.
+
+    Example:
+        >>> wave = Trigonometric(order=2, dim=1)
+        >>> wave.at(torch.zeros(1, 1)).integrate(torch.ones(1)).square().sum().round()  # the kernel at 0 is 2n+1
+        tensor(5.)
     """
 
     def __init__(self, order: int, dim: int) -> None:
         if order < 1 or dim < 1:
-            raise InputError(f"Frequencies up to {order} on a torus of dimension {dim}: pass positive numbers.")
+            raise InputError(f"The order is {order} and the dimension of the torus is {dim}; pass positive numbers.")
         self.order, self.dim = order, dim
-        # d²/dt² φ(θ + tu) multiplies the frequency k by (k·u)² ≤ ‖k‖², and there is one unit of norm in each.
+        # d²/dt² φ(θ + tu) multiplies the frequency k by (k·u)² ≤ ‖k‖², and each frequency has norm 1 in φ.
         axis = torch.arange(-order, order + 1, dtype=torch.float64, device="cpu").square()
         squares = torch.zeros(1, dtype=torch.float64, device="cpu")
         for _ in range(dim):
@@ -118,12 +164,14 @@ class Trigonometric(Features):
 
     @property
     def number(self) -> int:
-        """How many features there are: (2n+1)^dim."""
+        """The number of features, (2n+1)^dim."""
         return int((2 * self.order + 1) ** self.dim)
 
     def at(self, theta: Float[Tensor, "*batch m size"]) -> Evaluated:
         if theta.shape[-1] != self.dim:
-            raise InputError(f"The features are on T^{self.dim}, the points have {theta.shape[-1]} angles; pass T^dim.")
+            raise InputError(
+                f"The features are on T^{self.dim}, but the points have {theta.shape[-1]} angles; pass {self.dim}."
+            )
         return _Waves(theta, self.order)
 
 
@@ -154,7 +202,7 @@ class _Waves(Evaluated):
         return torch.stack(columns, dim=-1)
 
     def _contracted(self, first: Tensor | None, dual: Tensor) -> Tensor:
-        """g contracted with all axes but the last, (*batch, m or 1, 2n+1)."""
+        """Contract g with all axes but the last, to the shape (*batch, m or 1, 2n+1)."""
         if first is None:
             return dual[..., None, :]
         product: Tensor = first @ dual.unflatten(-1, (first.shape[-1], -1))
@@ -162,7 +210,7 @@ class _Waves(Evaluated):
 
 
 def _rows(factors: list[Tensor]) -> Tensor | None:
-    """The tensor product of the factors, particle by particle; None for no factor."""
+    """Compute the tensor product of the factors for each particle, or None if there is no factor."""
     product: Tensor | None = None
     for factor in factors:
         product = factor if product is None else (product[..., :, None] * factor[..., None, :]).flatten(-2)

@@ -1,4 +1,7 @@
-"""J(ν) = R(∫φ dν) + λ|ν|(Θ): convex in ν, with its Fréchet derivative J'_ν(θ) = ⟨φ(θ), ∇R(∫φ dν)⟩ + λ."""
+"""The functional J(ν) = R(∫φ dν) + λ|ν|(Θ) and its Fréchet derivative J'_ν(θ) = ⟨φ(θ), ∇R(∫φ dν)⟩ + λ.
+
+J is convex in ν if R is convex.
+"""
 
 from __future__ import annotations
 
@@ -18,26 +21,48 @@ from lazyscope.model.particles.measure import Measure
 
 
 class Fidelity(ABC):
-    """R: F → R, convex and smooth, with its gradient in F = R^k; nowhere below `least`."""
+    """The base class of data-fitting terms: a convex and smooth function R: F → R on F = R^k, with its gradient.
+
+    Attributes:
+        least: A lower bound of R.
+    """
 
     least: float = 0.0
 
     @abstractmethod
     def __call__(self, f: Float[Tensor, "*batch k"]) -> Float[Tensor, "*batch"]:
-        """R(f)."""
+        """Compute R(f).
+
+        Args:
+            f: The predictor ∫φ dν, of shape `(*batch, k)`.
+
+        Returns:
+            The values, of shape `batch`.
+        """
 
     @abstractmethod
     def gradient(self, f: Float[Tensor, "*batch k"]) -> Float[Tensor, "*batch k"]:
-        """∇R(f)."""
+        """Compute the gradient ∇R(f).
+
+        Args:
+            f: The predictor ∫φ dν, of shape `(*batch, k)`.
+
+        Returns:
+            The gradient, of shape `(*batch, k)`.
+        """
 
 
 @final
 @dataclass(frozen=True)
 class Quadratic(Fidelity):
-    """R(f) = ½‖f - y‖².
+    """The quadratic fidelity R(f) = ½‖f - y‖².
 
-    >>> Quadratic(torch.tensor([1.0, 2.0]))(torch.zeros(2))
-    tensor(2.5000)
+    Attributes:
+        target: The target y, of shape `(*batch, k)`.
+
+    Example:
+        >>> Quadratic(torch.tensor([1.0, 2.0]))(torch.zeros(2))
+        tensor(2.5000)
     """
 
     target: Float[Tensor, "*batch k"]
@@ -52,7 +77,17 @@ class Quadratic(Fidelity):
 @final
 @dataclass(frozen=True)
 class Smooth(Fidelity):
-    """Any convex differentiable function (*batch, k) ↦ (*batch), such as a `Risk`; the gradient by autograd."""
+    """A fidelity given by any convex and differentiable function, with its gradient by autograd.
+
+    Attributes:
+        function: The function R, which maps a tensor of shape `(*batch, k)` to one of shape `batch`, such as a `Risk`.
+        least: A lower bound of R, which certificates use.
+
+    Example:
+        >>> logistic = Smooth(lambda f: torch.nn.functional.softplus(-f).sum(-1))
+        >>> logistic.gradient(torch.zeros(2))
+        tensor([-0.5000, -0.5000])
+    """
 
     function: Callable[[Tensor], Tensor]
     least: float = 0.0
@@ -68,7 +103,13 @@ class Smooth(Fidelity):
 
 
 class Variation(NamedTuple):
-    """J at ν, and J' and ∇J' at the particles, each with its sign."""
+    """The value of J at ν, and J' and ∇J' at the particles, each multiplied by the sign of its particle.
+
+    Attributes:
+        value: J(ν), of shape `batch`.
+        derivative: J'_ν(θ_i), of shape `(*batch, m)`.
+        slope: ∇J'_ν(θ_i), of shape `(*batch, m, size)`.
+    """
 
     value: Float[Tensor, "*batch"]
     derivative: Float[Tensor, "*batch m"]
@@ -78,9 +119,24 @@ class Variation(NamedTuple):
 @final
 @dataclass(frozen=True)
 class Functional:
-    """J(ν) = R(∫φ dν) + λ|ν|(Θ) over nonnegative measures, or over signed ones.
+    """The convex functional J(ν) = R(∫φ dν) + λ|ν|(Θ) on nonnegative or signed measures.
 
-    `penalty` is λ, one number or one for each member of a family.
+    Attributes:
+        features: The feature map φ: Θ → R^k.
+        fidelity: The convex data-fitting term R.
+        penalty: The regularisation λ ≥ 0, as one number or as one number for each member of a family.
+        signed: Whether to minimise over signed measures. With False, measures are nonnegative.
+
+    Raises:
+        InputError: If λ is negative.
+
+    Example:
+        >>> from lazyscope.model.particles import Measure, Quadratic, Torus, Trigonometric
+        >>> features = Trigonometric(order=2, dim=1)
+        >>> functional = Functional(features, Quadratic(torch.zeros(features.number).double()), penalty=0.1)
+        >>> measure = Measure.grid(Torus(1), 10)
+        >>> round(float(functional(measure)), 6)  # ½‖∫φ dν‖² + λ
+        0.6
     """
 
     features: Features
@@ -90,33 +146,77 @@ class Functional:
 
     def __post_init__(self) -> None:
         if bool((torch.as_tensor(self.penalty, device="cpu") < 0).any()):
-            raise InputError(f"λ is {self.penalty}, and a negative one is not convex; pass λ ≥ 0.")
+            raise InputError(f"λ is {self.penalty}, and J is not convex for a negative λ; pass λ ≥ 0.")
 
     def __call__(self, measure: Measure) -> Float[Tensor, "*batch"]:
-        """J(ν)."""
+        """Compute J(ν).
+
+        Args:
+            measure: The measure ν, or a family.
+
+        Returns:
+            The values, of shape `batch`.
+        """
         return self.value(measure.weights, measure.theta)
 
     def value(self, weights: Float[Tensor, "*batch m"], theta: Float[Tensor, "*batch m size"]) -> Tensor:
-        """J(Σ w_i δ_{θ_i}); differentiable in both."""
-        # Not abs, whose derivative at 0 is 0: J' is the derivative from the right.
+        """Compute J(Σ w_i δ_{θ_i}), differentiably in weights and positions.
+
+        Args:
+            weights: The weights w_i, of shape `(*batch, m)`. The derivative at a zero weight is that from the right.
+            theta: The positions θ_i, of shape `(*batch, m, size)`.
+
+        Returns:
+            The values, of shape `batch`.
+        """
+        # The derivative of abs at 0 is 0, but J' is the derivative from the right.
         total = torch.where(weights < 0, -weights, weights).sum(-1)
         return self.fidelity(self.features.at(theta).integrate(weights)) + self._penalty(total) * total
 
     def predictor(self, measure: Measure) -> Float[Tensor, "*batch k"]:
-        """∫φ dν."""
+        """Compute the predictor ∫φ dν.
+
+        Args:
+            measure: The measure ν, or a family.
+
+        Returns:
+            The predictor, of shape `(*batch, k)`.
+        """
         return self.features.at(measure.theta).integrate(measure.weights)
 
     def dual(self, measure: Measure) -> Float[Tensor, "*batch k"]:
-        """∇R(∫φ dν)."""
+        """Compute the dual variable ∇R(∫φ dν).
+
+        Args:
+            measure: The measure ν, or a family.
+
+        Returns:
+            The dual variable, of shape `(*batch, k)`.
+        """
         return self.fidelity.gradient(self.predictor(measure))
 
     def derivative(self, measure: Measure, theta: Float[Tensor, "*points size"]) -> Float[Tensor, "*points"]:
-        """J'_ν(θ) at any points (of sign +1), such as a grid; points of a family carry its dimensions or 1s."""
+        """Compute the Fréchet derivative J'_ν(θ) at any points, such as a grid.
+
+        Args:
+            measure: The measure ν, or a family.
+            theta: The points, taken with the sign +1. For a family, their leading dimensions broadcast against `batch`.
+
+        Returns:
+            The derivatives, one for each point.
+        """
         paired = self.features.at(theta).pair(self.dual(measure))
         return paired + self._penalty(paired[..., 0])[..., None]
 
     def variation(self, measure: Measure) -> Variation:
-        """J, J' and ∇J' at the particles of ν: what a conic flow needs, with φ evaluated once."""
+        """Compute J, J' and ∇J' at the particles of ν, which a conic flow needs, with one evaluation of φ.
+
+        Args:
+            measure: The measure ν, or a family.
+
+        Returns:
+            The value of J, and the derivatives and gradients at the particles.
+        """
         seen, mass = self.features.at(measure.theta), measure.mass
         f = seen.integrate(measure.weights)
         dual, penalty = self.fidelity.gradient(f), self._penalty(mass)
@@ -125,7 +225,7 @@ class Functional:
         return Variation(self.fidelity(f) + penalty * mass, derivative, slope)
 
     def __getitem__(self, index: Any) -> Functional:
-        """One member of a family whose λ differ."""
+        """Select the functional of one member of a family with different λ."""
         penalty = torch.as_tensor(self.penalty, device="cpu")
         return replace(self, penalty=float(penalty[index])) if penalty.ndim else self
 
@@ -136,9 +236,16 @@ class Functional:
 def frechet_derivative(
     value: Callable[[Tensor, Tensor], Tensor], measure: Measure, theta: Float[Tensor, "*batch k size"]
 ) -> Float[Tensor, "*batch k"]:
-    """J'_ν(θ) = d/dε J(ν + εδ_θ) at ε = 0⁺, by autograd, for any J given as a function of weights and points.
+    """Compute the Fréchet derivative J'_ν(θ) = d/dε J(ν + εδ_θ) at ε = 0⁺ by autograd, for any J.
 
-    J need not be a `Functional`, only differentiable from the right at weights 0 (`Functional.value` is).
+    Args:
+        value: The function J of weights and positions, such as `Functional.value`. Autograd must return the derivative
+            from the right at zero weights.
+        measure: The measure ν, or a family.
+        theta: The points θ, of shape `(*batch, k, size)`.
+
+    Returns:
+        The derivatives, of shape `(*batch, k)`.
     """
     with derivatives():
         extra = torch.zeros(theta.shape[:-1], dtype=theta.dtype, device=theta.device, requires_grad=True)
