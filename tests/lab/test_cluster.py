@@ -104,7 +104,7 @@ def test_a_trial_that_kills_its_workers_is_given_up(
     store = Store(tmp_path)
     with (
         pytest.warns(ClusterNote, match="A worker that ran 'toy' died; its tasks are tried again"),
-        pytest.raises(ExperimentError, match=r"'toy' at x=4; x=5 raised LazyscopeError: 3 workers died while they ran it"),
+        pytest.raises(ExperimentError, match=r"'toy' at x=4; x=5 raised LazyscopeError: 3 workers died"),
     ):
         run(toy, "quick", store, device=CPU, executor=cluster)
     assert len(list(tmp_path.rglob("*.npz"))) == POINTS - toy.chunk, "all others are stored"

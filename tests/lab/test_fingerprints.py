@@ -189,7 +189,7 @@ def test_code_that_cannot_be_hashed_is_refused(toy: Experiment, tmp_path: Path) 
             (space["typed"], r"a function without a source file; define it in a module\."),
             (
                 partial(holding, toy.trial, held),
-                r"depends on a TextIOWrapper, which cannot be hashed .*; let its functions hold",
+                r"depends on a TextIOWrapper, which cannot be hashed .*; its functions may contain",
             ),
         ):
             with pytest.raises(ExperimentError, match=reason):
@@ -245,5 +245,7 @@ def test_declared_files_and_variables_count(toy: Experiment, tmp_path: Path, mon
     assert len(set(seen)) == 6
     assert run(reading, "quick", Store(tmp_path), device=CPU).holds
     file.unlink()
-    with pytest.raises(ExperimentError, match=r"'toy' declares the file .*table\.csv, which cannot be read .*; put it"):
+    with pytest.raises(
+        ExperimentError, match=r"'toy' declares the file .*table\.csv, which cannot be read .*; create it"
+    ):
         run(reading, "quick", Store(tmp_path), device=CPU)

@@ -78,7 +78,7 @@ def test_a_trial_copied_over_another_name_is_not_accepted(tmp_path: Path, toy: E
     one, two = sorted(tmp_path.rglob("*.npz"))[:2]
     before = two.read_bytes()
     shutil.copy(one, two)
-    with pytest.warns(DamagedFile, match=r"is damaged \(it is another trial under this name\)"):
+    with pytest.warns(DamagedFile, match=r"is damaged \(it contains another trial\)"):
         assert run(toy, "quick", Store(tmp_path), device=CPU).holds
     assert np.load(two)["result/square"] == np.load(io.BytesIO(before))["result/square"]
 
@@ -172,7 +172,7 @@ def test_archives_that_inflate_are_not_unpacked(kept: Store, monkeypatch: pytest
     kept.path(KEY).write_bytes(bytes(1 << 21))
     with pytest.warns(DamagedFile, match="larger than any trial"):
         assert kept.read(KEY) is None
-    with pytest.raises(ExperimentError, match=r"returned 1048576 bytes, and at most .* can be stored; return only"):
+    with pytest.raises(ExperimentError, match=r"returned 1048576 bytes, but at most .* can be stored; return only"):
         kept.write(KEY, Record(Trial(PARAMS, {"y": np.zeros(1 << 17)}), 0.0, {}))
 
 
@@ -316,7 +316,7 @@ def test_an_outcome_of_wrong_types_is_left_out_of_the_report(
     path.write_text(json.dumps(edit(table)))
     with pytest.raises(StoreError, match=r"quick\.json is damaged \(.*\); run `lazyscope reproduce toy --scale quick`"):
         Outcome.load(path)
-    assert "Nothing is stored" in write_report(tmp_path).read_text()
+    assert "There are no results yet" in write_report(tmp_path).read_text()
     assert path.with_suffix(".damaged").exists()
     assert run(toy, "quick", Store(tmp_path), device=CPU).holds, "made again from the stored trials"
 

@@ -117,7 +117,7 @@ def test_a_store_that_cannot_be_written_ends_the_sweep(
 
 @pytest.mark.parametrize("name", ["../../escaped", "a/b", "..", ".hidden", "", " ", "C:\\x", "new\nline"])
 def test_names_that_leave_the_folder_of_results_are_refused(toy: Experiment, name: str) -> None:
-    with pytest.raises(ExperimentError, match=r"cannot be named .*; leave out slashes"):
+    with pytest.raises(ExperimentError, match=r"cannot be named .*; use a name without slashes"):
         dataclasses.replace(toy, name=name)
     with pytest.raises(ExperimentError, match="The chunk of 'toy' is 0; it must be at least 1"):
         dataclasses.replace(toy, chunk=0)

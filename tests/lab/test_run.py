@@ -137,7 +137,7 @@ def test_evaluate_needs_all_trials(tmp_path: Path, toy: Experiment) -> None:
 
 def test_report_is_one_file_with_everything(tmp_path: Path, toy: Experiment) -> None:
     store = Store(tmp_path)
-    assert "Nothing is stored" in write_report(store.root).read_text()
+    assert "There are no results yet" in write_report(store.root).read_text()
     for scale in ("quick", "paper"):
         run(toy, scale, store, device=CPU)
     page = write_report(store.root).read_text()
@@ -165,7 +165,7 @@ def test_damaged_outcome_is_told(tmp_path: Path, toy: Experiment, log: Path) -> 
     log.write_text("")
     (tmp_path / "toy" / "quick.json").write_text("{")
     with pytest.warns(DamagedFile, match="lazyscope reproduce toy --scale quick"):
-        assert "Nothing is stored" in write_report(tmp_path).read_text()
+        assert "There are no results yet" in write_report(tmp_path).read_text()
     assert run(toy, "quick", Store(tmp_path), device=CPU).holds
     assert computed(log) == []
 

@@ -55,7 +55,7 @@ def test_the_report_shows_what_trainings_cost(tmp_path: Path, toy: Experiment) -
     assert [cost.point for cost in outcome.runs][:2] == ["x = 0", "x = 1"]
     assert Outcome.load(tmp_path / "toy" / "quick.json") == outcome
     page = write_report(tmp_path).read_text()
-    for expected in ("12 trainings cost", "12,346", "3.00 GiB", "1.5 min", "18.0 min of steps"):
+    for expected in ("cost of each of 12 training runs", "12,346", "3.00 GiB", "1.5 min", "18.0 min of training steps"):
         assert expected in page
 
 
@@ -67,4 +67,4 @@ def test_outcomes_written_before_there_were_costs_are_read(tmp_path: Path, toy: 
         del table[name]
     path.write_text(json.dumps(table))
     assert Outcome.load(path) == outcome
-    assert "trainings cost" not in write_report(tmp_path).read_text()
+    assert "training runs" not in write_report(tmp_path).read_text()

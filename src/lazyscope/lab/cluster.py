@@ -26,6 +26,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from lazyscope.errors import LazyscopeError
+from lazyscope.extras import required
 from lazyscope.lab.crew import PATIENCE, Crew
 from lazyscope.lab.executor import Drawn, Ended, Task
 from lazyscope.lab.outcome import View
@@ -324,19 +325,13 @@ def fitted(tasks: Sequence[Task], workers: int) -> list[Task]:
 
 
 def _library() -> Any:
-    try:
-        import distributed
-    except ImportError as error:
-        raise LazyscopeError('Several workers need Dask; run pip install "lazyscope[cluster]".') from error
-    return distributed
+    return required("distributed", "cluster", "Several workers")
 
 
 def _keys(library: Any) -> Any:
     """Create temporary TLS keys for one run."""
-    try:
-        return library.Security.temporary()
-    except ImportError as error:
-        raise LazyscopeError('Several workers need cryptography; run pip install "lazyscope[cluster]".') from error
+    required("cryptography", "cluster", "Several workers")
+    return library.Security.temporary()
 
 
 def _environment(worker: int) -> dict[str, str]:

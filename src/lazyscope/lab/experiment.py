@@ -9,13 +9,17 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeAlias, overload
+from typing import TYPE_CHECKING, Any, TypeAlias, overload
 
 import numpy as np
 import torch
-from matplotlib.figure import Figure
 
 from lazyscope.errors import ExperimentError
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+else:
+    Figure = Any  # only the experiments themselves import matplotlib
 
 Params: TypeAlias = dict[str, int | float | str | bool]
 """One grid point: the values of its parameters by name. They are JSON scalars and identify the trial in the store."""

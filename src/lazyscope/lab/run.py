@@ -178,7 +178,7 @@ class _Plan:
         return again + [rest[i : i + size] for i in range(0, len(rest), size)]
 
     def _lost(self) -> Iterator[tuple[Path, list[Params], bool]]:
-        """Find the chunks of the current code that were lost to kills, and discard those that have been stored since."""
+        """Find the chunks of the current code that were lost to kills, and discard those that are stored now."""
         for folder, note in self._store.lost(self.experiment.name):
             points = note.get("points")
             if (note.get("code"), note.get("setting")) == self.key[1:] and isinstance(points, list):

@@ -30,7 +30,7 @@ _FORGOTTEN = 30 * 86400.0  # seconds after which the checkpoint of an unfinished
 _ATTEMPTS = 5  # at reading a file that another process replaces at the same time
 
 LARGEST = 1 << 30
-"""The largest number of bytes that one trial may take in memory, which also limits the expansion of compressed files."""
+"""The largest number of bytes that one trial may take in memory, a protection against compressed files."""
 
 
 class DamagedFile(UserWarning):
