@@ -1,4 +1,4 @@
-"""Samples that depend on each other: one output row moves with the inputs of another."""
+"""Models whose output for one sample depends on other samples of the batch."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 
 class Centred(nn.Module):
-    """Outputs minus their mean over the batch."""
+    """The outputs minus their mean over the batch."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -21,17 +21,17 @@ class Centred(nn.Module):
 
 
 def centred() -> Subject:
-    """y - y.mean(0), on fewer samples than a batch."""
+    """y - y.mean(0) on fewer samples than the batch size."""
     return Subject(module(Centred()), points(), apart=False)
 
 
 def centred_many() -> Subject:
-    """y - y.mean(0), on 200 samples, where a batch holds 128."""
+    """y - y.mean(0) on 200 samples, which exceed the batch size of 128."""
     return Subject(module(Centred()), points(200), apart=False)
 
 
 class Gated(nn.Module):
-    """The samples are coupled through a gate that is closed at w₀: the values do not show it, the derivative does."""
+    """Samples coupled through a gate that is zero at w₀, where the coupling affects only the derivative."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -53,7 +53,7 @@ def gated_many() -> Subject:
 
 
 class BatchNorm(nn.Module):
-    """Normalised by the batch's own statistics, written by hand."""
+    """Batch normalisation by the statistics of the batch, written explicitly."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -74,7 +74,7 @@ EDGES = torch.tensor([[0, 1, 2, 3, 4, 0, 2], [1, 2, 3, 4, 0, 2, 4]])
 
 
 class Graph(nn.Module):
-    """Two rounds of messages over the edges, summed by index_add; one output for each node."""
+    """Two rounds of messages over the edges, summed by index_add, with one output for each node."""
 
     def __init__(self, edges: Tensor | None) -> None:
         super().__init__()
@@ -93,12 +93,12 @@ class Graph(nn.Module):
 
 
 def graph_buffer() -> Subject:
-    """A whole graph, its edges in a buffer."""
+    """A whole graph with its edges in a buffer."""
     return Subject(module(Graph(EDGES.clone())), points(5), apart=False)
 
 
 def graph_input() -> Subject:
-    """A whole graph, its edges the second input."""
+    """A whole graph with its edges as the second input."""
     return Subject(module(Graph(None)), (points(5), EDGES.clone()), apart=False)
 
 
@@ -119,7 +119,7 @@ class SparseGraph(nn.Module):
 
 
 def sparse_adjacency() -> Subject:
-    """A sparse CSR constant."""
+    """A constant sparse CSR matrix."""
     return Subject(SparseGraph().double().eval(), points(5), apart=False)
 
 

@@ -1,4 +1,4 @@
-"""Every entry point on a subject, each compared with the float64 definition computed without lazyscope."""
+"""The entry points on a subject, compared with the float64 definition computed without lazyscope."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ ALPHA = 10.0
 """The finite scale of the table."""
 
 STEPS = 3
-"""Of the descents."""
+"""The number of steps of gradient descent."""
 
 
 class Wrong(AssertionError):
-    """A number that is not the one of the definition."""
+    """A result that differs from the definition."""
 
 
 class Trial:
-    """One subject, brought to lazyscope once, beside its reference."""
+    """One subject, converted to a `Model` once, together with its reference."""
 
     def __init__(self, make: Callable[[], Subject], tolerance: float) -> None:
         self.make, self.tolerance = make, tolerance
@@ -39,32 +39,32 @@ class Trial:
 
     @cached_property
     def subject(self) -> Subject:
-        """What is given to lazyscope: an object of its own, never shared with the reference."""
+        """The subject that is passed to lazyscope. It is not shared with the reference."""
         return self.make()
 
     @cached_property
     def model(self) -> ls.Model:
-        """As the user would write it; what is refused at the door or at the first call is refused here."""
+        """The model as a user would build it. Errors of the constructor and of the first call are raised here."""
         found = bring(self.subject)
         found(self.subject.x)
         return found
 
     def target(self, seed: int = 2) -> Tensor:
-        """Targets, or weights of the outputs, in the precision of the model that lazyscope has."""
+        """Return targets, or weights of the outputs, in the precision of the model."""
         return self.plain.target(seed).to(self.model(self.subject.x).dtype)
 
     @property
     def points(self) -> int:
-        """n."""
+        """The number of points n."""
         return len(self.plain.initial)
 
     @cached_property
     def tile(self) -> tuple[int, int]:
-        """(n, k)."""
+        """The number of points n and of outputs per point k."""
         return self.points, self.plain.initial.numel() // self.points
 
     def agree(self, what: str, found: Tensor, expected: Tensor, tolerance: float | None = None) -> None:
-        """Relative error in the largest entry, or `Wrong`."""
+        """Raise `Wrong` if the error relative to the largest entry exceeds the tolerance."""
         if tuple(found.shape) != tuple(expected.shape):
             raise Wrong(f"{what}: shape {tuple(found.shape)} instead of {tuple(expected.shape)}")
         found, expected = found.detach().double(), expected.detach().double()
@@ -75,12 +75,12 @@ class Trial:
             raise Wrong(f"{what}: relative error {error / max(size, 1e-3):.1e}, allowed {allowed:g}")
 
     def close(self, what: str, found: float, expected: float, tolerance: float | None = None) -> None:
-        """The same of a number."""
+        """Compare two numbers in the same way."""
         self.agree(what, numbers(found), numbers(expected), tolerance)
 
 
 def bring(subject: Subject) -> ls.Model:
-    """The subject as a `Model`."""
+    """Convert the subject to a `Model`."""
     if subject.params is not None:
         return ls.Model(subject.net, subject.params)
     return ls.Model(subject.net) if subject.output is None else ls.Model(subject.net, output=subject.output)
@@ -88,7 +88,7 @@ def bring(subject: Subject) -> ls.Model:
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """Notices of lazyscope, and what torch says of its own slow paths, are no failures here."""
+    """Ignore the warnings of lazyscope and those of torch about slow paths, which are not failures here."""
     with warnings.catch_warnings():
         for category in (ls.FallbackWarning, ls.KinkWarning, FutureWarning, DeprecationWarning):
             warnings.simplefilter("ignore", category)
@@ -99,7 +99,7 @@ def quiet() -> Iterator[None]:
 
 # ── one function for each entry point ──────────────────────────────────────────────────────────────────────────────
 def evaluation(t: Trial) -> None:
-    """`model(x)` and `model(x, params=w)`."""
+    """Check `model(x)` and `model(x, params=w)`."""
     w = t.plain.at(t.plain.direction())
     t.agree("h(w₀)", t.model(t.subject.x), t.plain.initial)
     own = {name: value.to(t.model.params[name].dtype) for name, value in w.items()}
@@ -107,7 +107,7 @@ def evaluation(t: Trial) -> None:
 
 
 def scaled(t: Trial) -> None:
-    """`Scaled(α)(x)`: α(h(w₀ + v/α) - h(w₀)), and its gradient in v, which is that of h at w₀ + v/α."""
+    """Check that `Scaled` gives α(h(w₀ + v/α) - h(w₀)), and that its gradient in v is that of h at w₀ + v/α."""
     v = {name: ALPHA * move for name, move in t.plain.direction().items()}
     w = t.plain.at(v, 1 / ALPHA)
     lazy = ls.Scaled(t.model, ALPHA)
@@ -118,7 +118,7 @@ def scaled(t: Trial) -> None:
 
 
 def linearised(t: Trial) -> None:
-    """`Linearised(x)`: h(w₀) + Dh(w₀)v, and its gradient in v, Dh(w₀)ᵀc."""
+    """Check that `Linearised` gives h(w₀) + Dh(w₀)v, and that its gradient in v is Dh(w₀)ᵀc."""
     v = t.plain.direction()
     tangent = ls.Linearised(t.model)
     out = _called(tangent, v, t.subject.x)
@@ -132,7 +132,7 @@ def linearised(t: Trial) -> None:
 
 
 def kernel(t: Trial) -> None:
-    """`tangent_kernel`: full, trace, sum, and between two sets of points."""
+    """Check `tangent_kernel` for all outputs, their trace and their sum, and between two sets of points."""
     found = ls.tangent_kernel(t.model, t.subject.x)
     full = tiled(t.plain.kernel, t.tile)
     t.agree("full", found, full)
@@ -143,21 +143,21 @@ def kernel(t: Trial) -> None:
 
 
 def by_layer(t: Trial) -> None:
-    """`tangent_kernel(by_layer=True)`: the kernel of each parameter."""
+    """Check `tangent_kernel(by_layer=True)`, the kernel of each parameter."""
     found = ls.tangent_kernel(t.model, t.subject.x, by_layer=True)
     expected = {name: tiled(block @ block.T, t.tile) for name, block in t.plain.jacobian.items()}
     _agree_by_name(t, "kernel", found, expected)
 
 
 def operator(t: Trial) -> None:
-    """`TangentOperator`: its products and its dense twin, with fewer points in a batch than there are."""
+    """Check the products and the dense form of `TangentOperator`, with a batch size below the number of points."""
     op = ls.TangentOperator(t.model, t.subject.x, batch=_batch(t))
     t.agree("product", op @ t.target(4).flatten(), t.plain.kernel @ t.plain.target(4).flatten())
     t.agree("to_dense()", op.to_dense(), t.plain.kernel)
 
 
 def spectrum(t: Trial) -> None:
-    """`spectrum`: all eigenvalues, and the largest one matrix-free."""
+    """Check all eigenvalues of `spectrum`, and the largest one computed matrix-free."""
     found = ls.spectrum(t.model, t.subject.x).eigenvalues
     values = torch.linalg.eigvalsh(t.plain.kernel).flip(0)
     t.agree("all", found, values)
@@ -166,13 +166,13 @@ def spectrum(t: Trial) -> None:
 
 
 def relative_scale(t: Trial) -> None:
-    """`relative_scale`: κ and its factors; the direction of ‖D²h‖ attains its value, and none of a few beats it."""
+    """Check the factors of κ in `relative_scale`; no direction found by the power method gives a larger ‖D²h‖."""
     found = ls.relative_scale(t.model, t.subject.x, t.target(), batch=_batch(t))
     _check_scale(t, found, 1e-3)
 
 
 def descent(t: Trial) -> None:
-    """`gradient_descent(alpha=1)`: a plain loop over the module's own gradients."""
+    """Check `gradient_descent(alpha=1)` against a plain loop with the gradients of the module."""
     y, lr, w = t.plain.target(), _step(t), dict(t.plain.start)
     outputs = [t.plain.initial]
     for _ in range(STEPS):
@@ -186,9 +186,9 @@ def descent(t: Trial) -> None:
 
 
 def flow(t: Trial) -> None:
-    """`gradient_flow(alpha=1)`: the classical Runge-Kutta method on the module's own gradients."""
+    """Check `gradient_flow(alpha=1)` against the classical Runge–Kutta method with the gradients of the module."""
     y, w, parts = t.plain.target(), dict(t.plain.start), 6
-    horizon = 0.02 * _step(t)  # too short for choices to change on the way
+    horizon = 0.02 * _step(t)  # too short for the choices of the forward to change
 
     def slope(at: Mapping[str, Tensor]) -> dict[str, Tensor]:
         gradient = t.plain.gradient(at, (t.plain.value(at) - y) / t.points)
@@ -211,7 +211,7 @@ def flow(t: Trial) -> None:
 
 
 def tangent_flow(t: Trial) -> None:
-    """`tangent_flow`: y* + exp(-Kt/n)(h(w₀) - y*)."""
+    """Check that `tangent_flow` gives y* + exp(-Kt/n)(h(w₀) - y*)."""
     y, time = t.plain.target(), _step(t)
     values, vectors = torch.linalg.eigh(t.plain.kernel / t.points)
     gap = vectors @ ((-values * time).exp() * (vectors.T @ (t.plain.initial - y).flatten()))
@@ -220,12 +220,12 @@ def tangent_flow(t: Trial) -> None:
 
 
 def inspect(t: Trial) -> None:
-    """`inspect`: κ with its factors, λ₁, and the loss curves at α = 1 and α = 10 and of the tangent model."""
+    """Check κ with its factors, λ₁, and the loss curves of `inspect` at α = 1, at α = 10 and of the tangent model."""
     y = t.plain.target()
     report = ls.inspect(t.model, t.subject.x, t.target(), alphas=(1.0, ALPHA), steps=STEPS, seconds=2)
     top = float(torch.linalg.eigvalsh(t.plain.kernel / t.points)[-1])
     t.close("λ₁", report.tangent.top, top)
-    _check_scale(t, report.scale.relative, 0.5)  # its search has a budget
+    _check_scale(t, report.scale.relative, 0.5)  # its search has a time budget
     lr = report.tangents.lr
     for course in report.courses:
         losses = t.plain.losses(y, lr, course.alpha, course.steps)
@@ -236,7 +236,7 @@ def inspect(t: Trial) -> None:
 
 
 def monitor(t: Trial) -> None:
-    """`Monitor`: displacement, tangent distance and kernel drift after the weights were moved by hand."""
+    """Check the displacement, tangent distance and kernel drift of `Monitor` after a change of the weights."""
     net = t.make().net
     if not isinstance(net, nn.Module):
         return
@@ -255,7 +255,7 @@ def monitor(t: Trial) -> None:
     t.close("tangent distance", record.tangent_distance, gap / float(moved.norm()))
     now = sum((block @ block.T for block in t.plain.jacobian_at(w).values()), torch.zeros(()))
     drift = float((now - t.plain.kernel).norm() / t.plain.kernel.norm())
-    if not drift / 4 - 1e-9 <= record.kernel_drift <= 4 * drift + 1e-9:  # eight random columns estimate it
+    if not drift / 4 - 1e-9 <= record.kernel_drift <= 4 * drift + 1e-9:  # estimated from eight random columns
         raise Wrong(f"kernel drift: {record.kernel_drift:.3g}, and {drift:.3g} is true")
 
 
@@ -276,25 +276,25 @@ ENTRIES: dict[str, Callable[[Trial], None]] = {
 }
 
 
-# ── parts ──────────────────────────────────────────────────────────────────────────────────────────────────────────
+# ── helpers ────────────────────────────────────────────────────────────────────────────────────────────────────────
 def numbers(*values: float) -> Tensor:
-    """Python's floats, which are float64."""
+    """Return floats as a float64 tensor."""
     return torch.tensor(values, dtype=torch.float64)
 
 
 def tiled(matrix: Tensor, tile: tuple[int, int]) -> Tensor:
-    """A matrix over outputs of all points as (n, n, k, k)."""
+    """Reshape a matrix over the outputs of all points to (n, n, k, k)."""
     n, k = tile
     return matrix.reshape(n, k, n, k).permute(0, 2, 1, 3)
 
 
 def _pair(w: Tensor) -> Tensor:
-    """Complex numbers as pairs of reals."""
+    """View complex numbers as pairs of reals."""
     return torch.view_as_real(w) if w.is_complex() else w
 
 
 def _called(module: nn.Module, v: Mapping[str, Tensor], x: Any) -> Tensor:
-    """The module at v, called as the net itself is called; a tuple or a dict as the one argument means the same."""
+    """Call the module at v as the network is called, and check that a single tuple or dict gives the same result."""
     with torch.no_grad():
         for name, p in module.named_parameters():
             _pair(p).copy_(v[name])
@@ -313,7 +313,7 @@ def _gradient(module: nn.Module, out: Tensor, cotangent: Tensor) -> dict[str, Te
 
 
 def _agree_by_name(t: Trial, what: str, found: Mapping[str, Tensor], expected: Mapping[str, Tensor]) -> None:
-    """Each entry, relative to the largest of all: a parameter that does not matter may have a gradient of rounding."""
+    """Compare tensors by name, relative to the largest entry of all, as some gradients may be rounding errors."""
     if set(found) != set(expected):
         raise Wrong(f"{what}: names {sorted(found)} instead of {sorted(expected)}")
     t.agree(
@@ -324,12 +324,12 @@ def _agree_by_name(t: Trial, what: str, found: Mapping[str, Tensor], expected: M
 
 
 def _batch(t: Trial) -> int:
-    """Fewer points than there are, where samples are on their own; else all of them, or what is usual."""
+    """Return a batch size below the number of points if samples are independent, and otherwise at most 128."""
     return max(1, t.points - 1) if t.subject.apart else min(128, t.points)
 
 
 def _step(t: Trial) -> float:
-    """Half of the inverse of the fastest rate of learning."""
+    """Return a stable step size: half of the inverse of the largest eigenvalue of K/n."""
     return 0.5 * t.points / float(torch.linalg.eigvalsh(t.plain.kernel)[-1])
 
 

@@ -1,4 +1,4 @@
-"""Forwards that solve an equation or differentiate on the way."""
+"""Models whose forward solves an equation or computes a derivative."""
 
 from __future__ import annotations
 
@@ -48,12 +48,12 @@ def ode_adaptive() -> Subject:
 
 
 def ode_adjoint() -> Subject:
-    """torchdiffeq's odeint_adjoint: the backward solves another equation."""
+    """torchdiffeq's odeint_adjoint, whose backward solves another equation."""
     return Subject(module(Flow(odeint_adjoint, method="rk4", options={"step_size": 0.5})), points(3, 2))
 
 
 class Residual(nn.Module):
-    """u_xx + u u_x of a network u, by autograd.grad in the forward."""
+    """The expression u_xx + u u_x of a network u, by autograd.grad in the forward."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -70,12 +70,12 @@ class Residual(nn.Module):
 
 
 def physics_informed() -> Subject:
-    """A physics-informed network: autograd.grad in the forward."""
+    """A physics-informed network with autograd.grad in the forward."""
     return Subject(module(Residual()), points(4, 1))
 
 
 class Slope(nn.Module):
-    """The slope of a ReLU network: a product of weights and of the activations that are on."""
+    """The gradient of a ReLU network with respect to its inputs, a product of weights and activation patterns."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -89,15 +89,15 @@ class Slope(nn.Module):
 
 
 def slope_of_relus() -> Subject:
-    """The derivative of a ReLU network in the forward; activations change on the way.
+    """The derivative of a ReLU network in the forward. Activations change between w₀ and w.
 
-    Two points, so that the gradient flow of the comparison meets no jump: there it has no unique continuation.
+    There are two points, so that the gradient flow meets no jump, where it would have no unique continuation.
     """
     return Subject(module(Slope()), points(2, 2), reach=1.0)
 
 
 class Burgers(nn.Module):
-    """The same without a word about gradients: it runs only where they are enabled, as in training."""
+    """A residual that does not enable gradients itself, so that it runs only where they are enabled, as in training."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -131,12 +131,12 @@ class Curvature(nn.Module):
 
 
 def laplacian() -> Subject:
-    """torch.func.hessian in the forward."""
+    """A model with torch.func.hessian in the forward."""
     return Subject(module(Curvature()), points(3, 2))
 
 
 class Energy(nn.Module):
-    """A force field: minus the gradient of a scalar network."""
+    """A force field, which is minus the gradient of a scalar network."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -148,5 +148,5 @@ class Energy(nn.Module):
 
 
 def energy() -> Subject:
-    """torch.func.grad in the forward."""
+    """A model with torch.func.grad in the forward."""
     return Subject(module(Energy()), points(3, 2))

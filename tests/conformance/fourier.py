@@ -1,4 +1,4 @@
-"""Complex numbers on the way from real parameters to real outputs, and where they stay complex."""
+"""Models with complex intermediate values, complex parameters or complex outputs."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 
 class Filter(nn.Module):
-    """irfft(rfft(Wx) · w) with real w."""
+    """The filter irfft(rfft(Wx) · w) with real w."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -27,7 +27,7 @@ def real_filter() -> Subject:
 
 
 class Operator(nn.Module):
-    """A Fourier neural operator on a line: complex weights, stored as pairs of reals, on the lowest modes."""
+    """A one-dimensional Fourier neural operator, with complex weights stored as pairs of reals."""
 
     def __init__(self, view: bool = True, width: int = 2, modes: int = 3) -> None:
         super().__init__()
@@ -50,7 +50,7 @@ class Operator(nn.Module):
 
 
 def neural_operator() -> Subject:
-    """FNO; plain autograd differentiates view_as_complex only once."""
+    """A Fourier neural operator. Plain autograd differentiates view_as_complex only once."""
     net, plain = module(Operator()), module(Operator(view=False))
     plain.load_state_dict(net.state_dict())
     return Subject(net, points(3, 6), plain=plain)
@@ -70,12 +70,12 @@ class Rotary(nn.Module):
 
 
 def rotary() -> Subject:
-    """view_as_complex and polar."""
+    """A model with view_as_complex and polar."""
     return Subject(module(Rotary()), points())
 
 
 class Magnitude(nn.Module):
-    """|fft|, its angle, its real and its imaginary part."""
+    """The absolute value, the angle, the real part and the imaginary part of an FFT."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -87,12 +87,12 @@ class Magnitude(nn.Module):
 
 
 def magnitude() -> Subject:
-    """From complex numbers back by abs, angle, real and imag."""
+    """A model that returns to real numbers by abs, angle, real and imag."""
     return Subject(module(Magnitude()), points())
 
 
 class ComplexLayer(nn.Module):
-    """|Wx| with a complex weight W, held as such or as the pair of its real and imaginary parts."""
+    """The layer |Wx| with a complex weight W, stored as a complex tensor or as its real and imaginary parts."""
 
     def __init__(self, pair: Tensor, held: bool) -> None:
         super().__init__()
@@ -105,7 +105,7 @@ class ComplexLayer(nn.Module):
 
 
 class Spectrum(nn.Module):
-    """A complex output."""
+    """A model with a complex output."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -117,7 +117,7 @@ class Spectrum(nn.Module):
 
 
 def complex_parameters() -> Subject:
-    """A parameter of dtype complex128: what moves are its real and its imaginary part."""
+    """A parameter of dtype complex128, studied as its real and imaginary parts."""
     pair = torch.randn(2, 3, 2, dtype=torch.float64)
     return Subject(ComplexLayer(pair.clone(), True), points(), plain=ComplexLayer(pair, False))
 
@@ -128,5 +128,5 @@ def complex_output() -> Subject:
 
 
 def complex_output_chosen() -> Subject:
-    """The same with `output=torch.view_as_real`."""
+    """The same model with `output=torch.view_as_real`."""
     return Subject(module(Spectrum()), points(), output=torch.view_as_real)

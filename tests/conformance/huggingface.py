@@ -1,4 +1,4 @@
-"""Models of Hugging Face's transformers in tiny configurations, drawn at random: nothing is downloaded."""
+"""Models of Hugging Face's transformers in tiny configurations with random weights. Nothing is downloaded."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ TEXT = {"vocab_size": VOCABULARY, "hidden_size": 4, "num_hidden_layers": 1, "num
 
 def _net(kind: Any, config: Any) -> nn.Module:
     net: nn.Module = kind(config)
-    for p in net.parameters():  # the library's start is nearly linear: spread, so that curvature shows
+    for p in net.parameters():  # larger than the library's initialisation, which is nearly linear
         if p.ndim > 1:
             nn.init.normal_(p, std=0.5)
     return net.double().eval()
 
 
 def _text(masked: bool, **more: Any) -> dict[str, Any]:
-    """Tokens, and a mask of which one row is not padded."""
+    """Return tokens, and if `masked` a mask in which only one row has no padding."""
     x: dict[str, Any] = {"input_ids": tokens(3, LENGTH, VOCABULARY - 1) + 1}
     if masked:
         x["attention_mask"] = torch.tensor([[1, 1, 1], [1, 1, 0], [1, 0, 0]])
@@ -51,7 +51,7 @@ def roberta(masked: bool = False) -> Subject:
 
 
 def distilbert(masked: bool = False) -> Subject:
-    """DistilBertModel, and its last hidden state at the first token."""
+    """The last hidden state of DistilBertModel at the first token."""
     config = transformers.DistilBertConfig(
         vocab_size=VOCABULARY, dim=4, n_layers=1, n_heads=2, hidden_dim=4, max_position_embeddings=8
     )
@@ -65,39 +65,39 @@ def _gpt2_config(**more: Any) -> Any:
 
 
 def gpt2(masked: bool = False) -> Subject:
-    """GPT2LMHeadModel without its cache: the logits of the last token."""
+    """The logits of the last token of GPT2LMHeadModel, without its cache."""
     net = _net(transformers.GPT2LMHeadModel, _gpt2_config())
     return Subject(net, _text(masked, use_cache=False), output=lambda o: o.logits[:, -1, :2])
 
 
 def gpt2_cached() -> Subject:
-    """GPT2LMHeadModel as it is, with its cache."""
+    """GPT2LMHeadModel with its cache, as it is by default."""
     net = _net(transformers.GPT2LMHeadModel, _gpt2_config())
     return Subject(net, _text(False), output=lambda o: o.logits[:, -1, :2])
 
 
 def gpt2_classifier() -> Subject:
-    """GPT2ForSequenceClassification, which looks for the last token that is not padding."""
+    """GPT2ForSequenceClassification, which searches for the last token that is not padding."""
     net = _net(transformers.GPT2ForSequenceClassification, _gpt2_config(num_labels=2, pad_token_id=0))
     ids = torch.tensor([[3, 1, 5], [2, 4, 0], [6, 0, 0]])
     return Subject(net, {"input_ids": ids, "attention_mask": (ids != 0).long(), "use_cache": False}, output="logits")
 
 
 def gpt2_every_token() -> Subject:
-    """GPT2LMHeadModel: logits of every token, (n, T, V), by the name of the field."""
+    """The logits of every token of GPT2LMHeadModel, of shape (n, T, V), selected by the name of the field."""
     net = _net(transformers.GPT2LMHeadModel, _gpt2_config(vocab_size=4))
     return Subject(net, {"input_ids": tokens(2, 2, 4), "use_cache": False}, output="logits")
 
 
 def llama(masked: bool = False) -> Subject:
-    """LlamaForCausalLM: rotary embeddings and norms that compute in float32."""
+    """LlamaForCausalLM, with rotary embeddings and with norms that compute in float32."""
     config = transformers.LlamaConfig(**TEXT, intermediate_size=4, max_position_embeddings=8, num_key_value_heads=1)
     net = _net(transformers.LlamaForCausalLM, config)
     return Subject(net, _text(masked, use_cache=False), output=lambda o: o.logits[:, -1, :2])
 
 
 def mixtral(masked: bool = False, experts: str = "eager") -> Subject:
-    """MixtralForCausalLM: three experts, of which each token takes two."""
+    """MixtralForCausalLM with three experts, of which each token uses two."""
     config = transformers.MixtralConfig(
         **TEXT, intermediate_size=4, max_position_embeddings=8, num_key_value_heads=1, num_local_experts=3,
         num_experts_per_tok=2,
@@ -108,7 +108,7 @@ def mixtral(masked: bool = False, experts: str = "eager") -> Subject:
 
 
 def mixtral_grouped() -> Subject:
-    """MixtralForCausalLM as it is by default, with grouped matrix products, which torch has in float32 at most."""
+    """MixtralForCausalLM as it is by default, with grouped matrix products, which torch does not have in float64."""
     exact, grouped = mixtral(), mixtral(experts="grouped_mm")
     assert isinstance(exact.net, nn.Module)
     assert isinstance(grouped.net, nn.Module)
@@ -117,7 +117,7 @@ def mixtral_grouped() -> Subject:
 
 
 def t5(masked: bool = False) -> Subject:
-    """T5ForConditionalGeneration: encoder and decoder, float32 inside its norms."""
+    """T5ForConditionalGeneration, an encoder and decoder whose norms compute in float32."""
     config = transformers.T5Config(
         vocab_size=VOCABULARY, d_model=4, d_kv=2, d_ff=4, num_layers=1, num_heads=2, decoder_start_token_id=0,
         relative_attention_num_buckets=4,
@@ -152,7 +152,7 @@ def resnet() -> Subject:
 
 
 def mamba() -> Subject:
-    """MambaForCausalLM: a selective state space, float32 inside."""
+    """MambaForCausalLM, a selective state space model that computes in float32 inside."""
     config = transformers.MambaConfig(
         vocab_size=VOCABULARY, hidden_size=4, state_size=2, num_hidden_layers=1, conv_kernel=2, expand=1,
         time_step_rank=1,
@@ -162,13 +162,13 @@ def mamba() -> Subject:
 
 
 def lora(masked: bool = False) -> Subject:
-    """LoRA of GPT-2: only the adapters are trained."""
+    """GPT-2 with LoRA, where only the adapters are trained."""
     import peft
 
     net = _net(transformers.GPT2LMHeadModel, _gpt2_config())
     config = peft.LoraConfig(r=2, lora_alpha=4, target_modules=["c_attn"], fan_in_fan_out=True, task_type="CAUSAL_LM")
     adapted = peft.get_peft_model(net, config)
     for name, p in adapted.named_parameters():
-        if "lora_B" in name:  # zero at first: D²h is not
+        if "lora_B" in name:  # it is initialised to zero, where some terms vanish
             nn.init.normal_(p, std=0.2)
     return Subject(adapted.double().eval(), _text(masked, use_cache=False), output=lambda o: o.logits[:, -1, :2])

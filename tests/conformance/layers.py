@@ -1,4 +1,4 @@
-"""Layers with derivatives, storage or shapes of their own."""
+"""Layers with special derivatives, storage or parametrisations."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from torch.nn.utils import parametrizations, parametrize
 
 
 class Bag(nn.Module):
-    """The mean of the embeddings of a sample's tokens, read out."""
+    """A linear readout of the mean embedding of the tokens of a sample."""
 
     def __init__(self, layer: nn.Module) -> None:
         super().__init__()
@@ -43,7 +43,7 @@ def sparse_embedding() -> Subject:
 
 
 def weight_norm() -> Subject:
-    """The parametrisation."""
+    """A layer with `parametrizations.weight_norm`."""
     net = mlp()
     plain = mlp()
     parametrizations.weight_norm(net[0])
@@ -53,7 +53,7 @@ def weight_norm() -> Subject:
 
 
 class Normalised(nn.Module):
-    """g·v/|v| row by row, in operations that torch differentiates twice."""
+    """The weight g·v/|v| of each row, in operations that torch can differentiate twice."""
 
     def forward(self, g: Tensor, v: Tensor) -> Tensor:
         return g * v / v.square().sum(1, keepdim=True).sqrt()
@@ -63,7 +63,7 @@ class Normalised(nn.Module):
 
 
 def weight_norm_hook() -> Subject:
-    """The old hook, `torch.nn.utils.weight_norm`."""
+    """A layer with the old hook, `torch.nn.utils.weight_norm`."""
     net = mlp()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", FutureWarning)
@@ -72,7 +72,7 @@ def weight_norm_hook() -> Subject:
 
 
 def spectral_norm() -> Subject:
-    """In evaluation mode: the singular vectors are buffers."""
+    """A spectral norm in evaluation mode, whose singular vectors are buffers."""
     net = mlp()
     parametrizations.spectral_norm(net[0])
     return Subject(module(net), points())
@@ -86,7 +86,7 @@ def orthogonal() -> Subject:
 
 
 class Algebra(nn.Module):
-    """A 3 × 3 matrix for each sample, well-conditioned, and a rule on it."""
+    """A function of a well-conditioned 3 × 3 matrix for each sample."""
 
     def __init__(self, rule: Callable[[Tensor, Tensor], Tensor]) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Models without surprises, and the forms in which they take their inputs."""
+"""Ordinary models, and the forms in which they take their inputs."""
 
 from __future__ import annotations
 
@@ -13,32 +13,32 @@ from torch.nn.utils.rnn import pack_padded_sequence
 
 
 def points(n: int = 4, d: int = 3, seed: int = 7) -> Tensor:
-    """Inputs in float64."""
+    """Draw inputs in float64."""
     return torch.randn(n, d, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
 
 
 def module(net: nn.Module) -> nn.Module:
-    """In float64 and evaluation mode."""
+    """Convert a module to float64 and evaluation mode."""
     return net.double().eval()
 
 
 def mlp(width: int = 5, out: int = 2, activation: type[nn.Module] = nn.Tanh, d: int = 3) -> nn.Sequential:
-    """Two layers."""
+    """Build a network of two layers."""
     return nn.Sequential(nn.Linear(d, width), activation(), nn.Linear(width, out)).double()
 
 
 def perceptron() -> Subject:
-    """tanh."""
+    """A network with tanh."""
     return Subject(mlp(), points())
 
 
 def relu() -> Subject:
-    """Kinks."""
+    """A network with ReLU, which has kinks."""
     return Subject(mlp(activation=nn.ReLU), points())
 
 
 def function() -> Subject:
-    """f(params, x): a damped pendulum, integrated by hand."""
+    """A function f(params, x): a damped pendulum with an explicit integrator."""
 
     def simulate(w: Mapping[str, Tensor], x: Tensor) -> Tensor:
         angle, speed = x[:, 0], x[:, 1]
@@ -52,7 +52,7 @@ def function() -> Subject:
 
 
 class Tied(nn.Module):
-    """The output layer is the embedding."""
+    """A model whose output layer shares the weights of the embedding."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -67,17 +67,17 @@ class Tied(nn.Module):
 
 
 def tokens(n: int = 4, length: int = 3, size: int = 6, seed: int = 7) -> Tensor:
-    """Integer inputs."""
+    """Draw integer inputs."""
     return torch.randint(0, size, (n, length), generator=torch.Generator().manual_seed(seed))
 
 
 def tied() -> Subject:
-    """One tensor, used twice; integer inputs."""
+    """A model that uses one tensor twice, on integer inputs."""
     return Subject(module(Tied()), tokens())
 
 
 class Equilibrium(nn.Module):
-    """z = tanh(Wz + Ux), six rounds."""
+    """Six iterations of z = tanh(Wz + Ux)."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -94,12 +94,12 @@ class Equilibrium(nn.Module):
 
 
 def equilibrium() -> Subject:
-    """A deep equilibrium model with a fixed number of rounds."""
+    """A deep equilibrium model with a fixed number of iterations."""
     return Subject(module(Equilibrium()), points())
 
 
 class Pair(nn.Module):
-    """Two inputs and a constant."""
+    """A model with two inputs and two constants."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -113,22 +113,22 @@ class Pair(nn.Module):
 
 
 def tuple_inputs() -> Subject:
-    """Positional."""
+    """Inputs by position."""
     return Subject(module(Pair()), (points(), points(4, 2, seed=8)))
 
 
 def dict_inputs() -> Subject:
-    """By keyword."""
+    """Inputs by keyword."""
     return Subject(module(Pair()), {"b": points(4, 2, seed=8), "a": points()})
 
 
 def constants() -> Subject:
-    """Keywords, of which some are no tensors."""
+    """Inputs by keyword, some of which are not tensors."""
     return Subject(module(Pair()), {"a": points(), "b": points(4, 2, seed=8), "product": True, "power": 2})
 
 
 def convolutional() -> Subject:
-    """Convolution, batch-norm in evaluation mode, pooling."""
+    """A convolution, batch normalisation in evaluation mode, and pooling."""
     net = nn.Sequential(
         nn.Conv2d(2, 3, 3, padding=1), nn.BatchNorm2d(3), nn.GELU(), nn.AvgPool2d(2), nn.Flatten(), nn.Linear(12, 2)
     )
@@ -138,7 +138,7 @@ def convolutional() -> Subject:
 
 
 class Recurrent(nn.Module):
-    """The last hidden state of a recurrent layer, read out."""
+    """A linear readout of the last hidden state of a recurrent layer."""
 
     def __init__(self, layer: nn.RNNBase, width: int) -> None:
         super().__init__()
@@ -154,12 +154,12 @@ def _sequences() -> Tensor:
 
 
 def lstm() -> Subject:
-    """One direction."""
+    """An LSTM in one direction."""
     return Subject(module(Recurrent(nn.LSTM(2, 2, batch_first=True), 2)), _sequences())
 
 
 def bilstm() -> Subject:
-    """Both directions."""
+    """An LSTM in both directions."""
     return Subject(module(Recurrent(nn.LSTM(2, 1, batch_first=True, bidirectional=True), 2)), _sequences())
 
 
@@ -183,17 +183,17 @@ class Packed(nn.Module):
 
 
 def packed_sorted() -> Subject:
-    """`pack_padded_sequence` of sorted lengths."""
+    """`pack_padded_sequence` with sorted lengths."""
     return Subject(module(Packed(True)), (_sequences(), torch.tensor([2, 2, 1])))
 
 
 def packed_unsorted() -> Subject:
-    """`pack_padded_sequence` in any order."""
+    """`pack_padded_sequence` with lengths in any order."""
     return Subject(module(Packed(False)), (_sequences(), torch.tensor([1, 2, 1])))
 
 
 class Masked(nn.Module):
-    """A branch on a mask that enters as an input: a shortcut, or one that counts over the whole batch."""
+    """A branch on a mask that is an input: a shortcut, and optionally a branch on a count over the whole batch."""
 
     def __init__(self, counts: bool) -> None:
         super().__init__()
@@ -215,12 +215,12 @@ def input_branch() -> Subject:
 
 
 def batch_branch() -> Subject:
-    """A branch on what is counted over the whole batch, so that samples depend on each other."""
+    """A branch on a count over the whole batch, so that samples depend on each other."""
     return Subject(module(Masked(True)), (points(), MASK.clone()), apart=False)
 
 
 class ValueBranch(nn.Module):
-    """A branch on a value that moves with the parameters."""
+    """A branch on a value that depends on the parameters."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -237,7 +237,7 @@ def value_branch() -> Subject:
 
 
 class Normed(nn.Module):
-    """Layer, group and RMS normalisation, attention and dropout in evaluation mode."""
+    """Layer and RMS normalisation, attention, and dropout in evaluation mode."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -253,12 +253,12 @@ class Normed(nn.Module):
 
 
 def attention() -> Subject:
-    """A causal attention block with its norms."""
+    """A causal attention block with normalisation layers."""
     return Subject(module(Normed()), _sequences())
 
 
 def wrapped_in_output(kind: Any) -> Any:
-    """A class whose forward returns a dict with the output under "logits" and something else beside it."""
+    """Build a module that returns a dict with the output under "logits" and another entry."""
 
     class Fields(nn.Module):
         def __init__(self) -> None:
@@ -273,10 +273,10 @@ def wrapped_in_output(kind: Any) -> Any:
 
 
 def output_field() -> Subject:
-    """`output="logits"`: a field of a dict."""
+    """The option `output="logits"`, which selects a field of a dict."""
     return Subject(wrapped_in_output(mlp), points(), output="logits")
 
 
 def output_function() -> Subject:
-    """`output=lambda o: o["logits"]`."""
+    """The option `output=lambda o: o["logits"]`."""
     return Subject(wrapped_in_output(mlp), points(), output=lambda o: o["logits"])

@@ -1,7 +1,7 @@
-"""Random small forwards, drawn from a grammar of operations on (n, 4) values and three 4 × 4 parameters.
+"""Small random models, composed of operations on values of shape (n, 4) and three 4 × 4 parameters.
 
 A program is a list of steps. A step applies one operation to two earlier values `h` and `g`, a matrix `W` and a row
-`b` of the parameters, and appends its result. The output is read off the last two values.
+`b` of the parameters, and appends its result. The output is a linear function of the last two values.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from tests.conformance.subject import Subject
 from torch import Tensor, nn
 
 Operation = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
-"""(h, g, W, b) ↦ a value of the shape of h."""
+"""A function that maps (h, g, W, b) to a value of the shape of h."""
 
 OPERATIONS: dict[str, Operation] = {}
 COUPLED: set[str] = set()
@@ -26,13 +26,13 @@ COUPLED: set[str] = set()
 
 
 def operation(function: Operation) -> Operation:
-    """Lists an operation under its name."""
+    """Register an operation under its name."""
     OPERATIONS[function.__name__] = function
     return function
 
 
 def coupled(function: Operation) -> Operation:
-    """Lists an operation that joins samples."""
+    """Register an operation that couples samples."""
     COUPLED.add(function.__name__)
     return operation(function)
 
@@ -41,7 +41,7 @@ def _list(**table: Operation) -> None:
     OPERATIONS.update(table)
 
 
-# Elementwise, smooth and kinked.
+# Elementwise operations, smooth or with kinks.
 _list(
     tanh=lambda h, g, W, b: torch.tanh(h),
     sine=lambda h, g, W, b: torch.sin(h + b),
@@ -90,7 +90,7 @@ _list(
     rms_norm=lambda h, g, W, b: F.rms_norm(h, (4,), b, eps=0.1),
     normalise=lambda h, g, W, b: F.normalize(h + 1.5, dim=-1) * g,
 )
-# Constant indices, views, joins.
+# Constant indices, views and concatenations.
 _list(
     permute=lambda h, g, W, b: h[:, [2, 0, 1, 1]] * 0.8,
     flip=lambda h, g, W, b: h.flip(-1) + g.roll(1, -1),
@@ -140,7 +140,7 @@ def dispatch(h: Tensor, g: Tensor, W: Tensor, b: Tensor) -> Tensor:
     return out
 
 
-# ── complex detours ────────────────────────────────────────────────────────────────────────────────────────────────
+# ── complex intermediate values ────────────────────────────────────────────────────────────────────────────────────
 _list(
     filtered=lambda h, g, W, b: torch.fft.irfft(torch.fft.rfft(h) * b[:3], n=4),
     rotated=lambda h, g, W, b: torch.view_as_real(torch.view_as_complex(h.reshape(-1, 2, 2)) * torch.polar(torch.ones(2, dtype=h.dtype), b[:2])).flatten(1),  # noqa: E501
@@ -237,7 +237,7 @@ def item(h: Tensor, g: Tensor, W: Tensor, b: Tensor) -> Tensor:
 # ── programs ───────────────────────────────────────────────────────────────────────────────────────────────────────
 @dataclass(frozen=True)
 class Step:
-    """`name` applied to the values `h` and `g` back from the end, and to the parameter `w`."""
+    """The operation `name`, applied to the values `h` and `g` counted from the end, and to the parameter `w`."""
 
     name: str
     h: int
@@ -247,18 +247,18 @@ class Step:
 
 @dataclass(frozen=True)
 class Program:
-    """Steps, and the seed of weights and inputs."""
+    """A list of steps, and the seed of the weights and inputs."""
 
     steps: tuple[Step, ...]
     seed: int
 
     @property
     def apart(self) -> bool:
-        """Whether samples do not depend on each other."""
+        """Whether the samples are independent of each other."""
         return not any(step.name in COUPLED for step in self.steps)
 
     def make(self) -> Subject:
-        """The same module and inputs, each time anew."""
+        """Build the module and its inputs. The result is equal for every call."""
         draw = torch.Generator().manual_seed(self.seed)
         x = torch.randn(3, 4, generator=draw, dtype=torch.float64)
         return Subject(Interpreted(self, draw), x, reach=0.5, apart=self.apart)
@@ -280,7 +280,7 @@ class Interpreted(nn.Module):
         self.readout = new(4, 2)
 
     def forward(self, x: Tensor) -> Tensor:
-        """The output, (n, 2)."""
+        """Compute the output, of shape (n, 2)."""
         values = [x @ self.matrices[0] + self.rows[0], torch.tanh(x @ self.matrices[1] + self.rows[1])]
         for step in self.steps:
             h, g = values[-step.h], values[-step.g]
@@ -290,7 +290,7 @@ class Interpreted(nn.Module):
 
 
 def programs(longest: int = 6) -> st.SearchStrategy[Program]:
-    """Programs of up to so many steps. Each is drawn anew: hypothesis would vary those that it has tried already."""
+    """Draw programs of at most `longest` steps, independently, as hypothesis would otherwise vary earlier examples."""
 
     def drawn(random: Random) -> Program:
         names = random.sample(sorted(OPERATIONS), random.randint(1, longest))

@@ -1,4 +1,4 @@
-"""How tangent models are stored, and what may be asked of an entry point."""
+"""Storage of tangent models, and special arguments of the entry points."""
 
 from __future__ import annotations
 
@@ -66,9 +66,9 @@ def across_processes() -> None:
             same("in another process", found, module(points()))
 
 
-# ── what is asked ──────────────────────────────────────────────────────────────────────────────────────────────────
+# ── special arguments ──────────────────────────────────────────────────────────────────────────────────────────────
 def whole_batch() -> None:
-    """The kernel of samples that depend on each other, on request."""
+    """Check the kernel of samples that depend on each other, with `together=True`."""
     for make in (coupled.centred, coupled.gated, coupled.batch_norm, coupled.centred_many):
         plain, subject = Plain(make), make()
         assert isinstance(subject.net, nn.Module)
@@ -83,7 +83,7 @@ def _vocabulary() -> tuple[nn.Module, Tensor]:
 
 
 def _at_once(compute: Callable[[], Any]) -> None:
-    """The refusal comes before the computation, and names every way out."""
+    """Check that the error is raised before the computation and names all alternatives."""
     before = time.process_time()
     try:
         compute()
@@ -171,7 +171,7 @@ def not_a_number() -> None:
 
 
 def grouped() -> None:
-    """The message speaks of what is wrong, not of shapes."""
+    """Check that the message names the actual problem and not the shapes."""
     subject = huggingface.mixtral(experts="grouped_mm")
     assert isinstance(subject.net, nn.Module)
     try:

@@ -1,4 +1,4 @@
-"""Operations that choose: where the choice changes with the weights, the output jumps or bends with it."""
+"""Operations that make discrete choices. If a choice changes with the weights, the output has a jump or a kink."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from tests.conformance.subject import Subject
 from torch import Tensor, nn
 
 REACH = 1.0
-"""Far enough for choices to change between w₀ and w."""
+"""The size of the move of the weights, large enough for choices to change between w₀ and w."""
 
 
 class Chooser(nn.Module):
-    """A hidden layer of four units, a table with a row for each of them, and a rule that chooses."""
+    """A hidden layer of four units, a table with a row for each of them, and a rule that selects rows."""
 
     def __init__(self, rule: Callable[[Tensor, Tensor], Tensor]) -> None:
         super().__init__()
@@ -97,7 +97,7 @@ def _bucketize(h: Tensor, table: Tensor) -> Tensor:
 
 
 def _live(h: Tensor, table: Tensor) -> Tensor:
-    """What is exactly zero at w was not at w₀, and is asked for its sign."""
+    """The sign of values that are exactly zero at w but were not at w₀."""
     h = h.relu()
     return (h @ table) * (h > 0).sum(-1, keepdim=True) + (torch.remainder(h, 0.3) + (h + 0.1).frac() * h.sign()) @ table
 
@@ -109,7 +109,7 @@ live = _chooser(_live)
 
 
 class Experts(nn.Module):
-    """Three experts, the best two of which are mixed for each sample."""
+    """Three experts, of which the best two are mixed for each sample."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -118,7 +118,7 @@ class Experts(nn.Module):
 
 
 class DenseExperts(Experts):
-    """All experts are computed, the chosen ones gathered."""
+    """All experts are computed, and the chosen ones are gathered."""
 
     def forward(self, x: Tensor) -> Tensor:
         weights, chosen = self.gate(x).softmax(-1).topk(2, -1)
@@ -130,7 +130,7 @@ class DenseExperts(Experts):
 
 
 class DispatchedExperts(Experts):
-    """Each expert sees the samples that chose it."""
+    """Each expert is computed only on the samples that chose it."""
 
     def forward(self, x: Tensor) -> Tensor:
         weights, chosen = self.gate(x).softmax(-1).topk(2, -1)

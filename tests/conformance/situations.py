@@ -1,4 +1,4 @@
-"""Where and how models are watched and trained: what is not a model times an entry point."""
+"""Monitoring and training in special situations, which the table of models and entry points does not cover."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ import lazyscope as ls
 
 
 def same(what: str, found: Any, expected: Any, tolerance: float = 1e-10) -> None:
-    """Relative error in the largest entry."""
+    """Raise `Wrong` if the error relative to the largest entry exceeds the tolerance."""
     a, b = (torch.as_tensor(value, dtype=torch.float64).detach() for value in (found, expected))
     error = float((a - b).abs().max()) / max(float(b.abs().max()), 1e-3)
     if a.shape != b.shape or not error <= tolerance:
@@ -27,7 +27,7 @@ def same(what: str, found: Any, expected: Any, tolerance: float = 1e-10) -> None
 
 
 def true_record(now: nn.Module, start: nn.Module, x: Tensor) -> tuple[float, float]:
-    """Displacement and tangent distance, of all parameters of a module."""
+    """Compute the displacement and the tangent distance for all parameters of a module."""
     pairs = [(a.detach(), b.detach()) for a, b in zip(now.parameters(), start.parameters(), strict=True)]
     moved = math.sqrt(sum(float((a - b).square().sum()) for a, b in pairs))
     out = start(x)
@@ -42,7 +42,7 @@ def true_record(now: nn.Module, start: nn.Module, x: Tensor) -> tuple[float, flo
 
 
 def shift(net: nn.Module, size: float = 0.2) -> None:
-    """Moves every weight."""
+    """Add a random displacement to every weight."""
     draw = torch.Generator().manual_seed(3)
     with torch.no_grad():
         for p in net.parameters():
@@ -50,7 +50,7 @@ def shift(net: nn.Module, size: float = 0.2) -> None:
 
 
 def seeded(dtype: torch.dtype = torch.float64) -> nn.Sequential:
-    """The same small net each time."""
+    """Build a small network, which is the same for every call."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         return mlp().to(dtype)
@@ -182,7 +182,7 @@ def monitor_distributed() -> None:
 
 @contextmanager
 def _process_group() -> Iterator[None]:
-    """One rank, in this process."""
+    """Start a process group with one rank in this process."""
     with tempfile.TemporaryDirectory() as folder:
         torch.distributed.init_process_group("gloo", init_method=f"file://{folder}/store", rank=0, world_size=1)
         try:

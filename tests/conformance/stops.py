@@ -1,4 +1,4 @@
-"""Where a derivative is stopped, or a value leaves torch."""
+"""Models that stop a derivative or take a value out of torch."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 
 class Stopped(nn.Module):
-    """Two layers and a rule that joins them."""
+    """Two layers and a rule that combines them."""
 
     def __init__(self, rule: Callable[[Tensor, Tensor], Tensor]) -> None:
         super().__init__()
@@ -71,7 +71,7 @@ def frozen_layer() -> Subject:
 
 
 class Exponential(torch.autograd.Function):
-    """exp with its true derivative."""
+    """The function exp with its correct derivative."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor) -> Tensor:
@@ -132,7 +132,7 @@ moved_numpy, moved_item, moved_tolist, moved_float = map(_stopped, (_numpy, _ite
 
 
 class Inputs(nn.Module):
-    """A rule on the inputs themselves, before any parameter."""
+    """A rule that is applied to the inputs, before any parameter."""
 
     def __init__(self, rule: Callable[[Tensor], Tensor]) -> None:
         super().__init__()
@@ -151,7 +151,7 @@ input_tolist = _inputs(lambda x: torch.tensor([[sum(row)] for row in x.tolist()]
 
 
 def input_item() -> Subject:
-    """`.item()` of an input: a temperature for the whole batch."""
+    """A model that calls `.item()` on an input, as a temperature for the whole batch."""
 
     class Warm(nn.Module):
         def __init__(self) -> None:

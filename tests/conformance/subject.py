@@ -1,4 +1,4 @@
-"""What a user brings, and the same model evaluated without lazyscope."""
+"""The models under test, and their reference computed without lazyscope."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ Function = Callable[[Mapping[str, Tensor], Any], Any]
 class Subject:
     """A module, or a function with its parameters, and inputs for it.
 
-    `output` says what of the module's output is studied, as for `lazyscope.Model`. `plain` is an equal module for the
-    reference, where plain autograd cannot differentiate the module itself twice. `reach` is how far each weight is
-    moved, in standard deviations of 1, when the model is evaluated away from its start.
+    `output` selects the part of the output that is studied, as for `lazyscope.Model`. `plain` is an equal module for
+    the reference, if plain autograd cannot differentiate the module itself twice. `reach` is the standard deviation of
+    the random displacement of each weight when the model is evaluated away from its initialisation.
     """
 
     net: nn.Module | Function
@@ -31,25 +31,25 @@ class Subject:
     plain: nn.Module | None = None
     reach: float = 0.3
     apart: bool = True
-    """Whether each row of the output depends on its own row of the inputs alone."""
+    """Whether each row of the output depends only on the same row of the inputs."""
 
 
 def call(net: Callable[..., Any], x: Any) -> Any:
-    """The net on inputs in the form in which lazyscope takes them."""
+    """Call the network on inputs in the form in which lazyscope takes them."""
     if isinstance(x, Mapping):
         return net(**x)
     return net(*x) if isinstance(x, tuple) else net(x)
 
 
 def chosen(out: Any, output: str | Callable[[Any], Any] | None) -> Tensor:
-    """The studied part of what a net returns."""
+    """Select the part of the output that is studied."""
     found = out if output is None else out[output] if isinstance(output, str) else output(out)
     assert isinstance(found, Tensor)
     return found
 
 
 def first(x: Any, count: int) -> Any:
-    """The first samples."""
+    """Select the first samples."""
     if isinstance(x, Tensor):
         return x[:count]
     if isinstance(x, tuple):
@@ -58,9 +58,9 @@ def first(x: Any, count: int) -> Any:
 
 
 class Plain:
-    """h(w) by calling the module itself on the whole batch, with its weights written into it.
+    """The reference h(w), computed by calling the module on the whole batch after setting its weights.
 
-    The derivative is the one that reverse-mode autograd gives, one row of the Jacobian at a time.
+    Derivatives are computed by reverse-mode autograd, one row of the Jacobian at a time.
     """
 
     def __init__(self, make: Callable[[], Subject]) -> None:
@@ -71,7 +71,7 @@ class Plain:
         self.start: Weights = {name: w.detach().clone() for name, w in start.items()}
 
     def graph(self, w: Mapping[str, Tensor]) -> tuple[Tensor, Weights]:
-        """h(w) with its graph, and the leaves of the graph by name."""
+        """Compute h(w) with its graph, and return the leaves of the graph by name."""
         if isinstance(self._net, nn.Module):
             leaves: Weights = {**_trainable(self._net)}
             with torch.no_grad():
@@ -84,38 +84,38 @@ class Plain:
             return chosen(self._net(leaves, self.subject.x), self.subject.output), leaves
 
     def value(self, w: Mapping[str, Tensor]) -> Tensor:
-        """h(w)."""
+        """Compute h(w)."""
         return self.graph(w)[0].detach().clone()
 
     def gradient(self, w: Mapping[str, Tensor], cotangent: Tensor) -> Weights:
-        """Dh(w)ᵀc."""
+        """Compute Dh(w)ᵀc."""
         out, leaves = self.graph(w)
         return _gradients((out * cotangent).sum(), leaves)
 
     def jacobian_at(self, w: Mapping[str, Tensor]) -> Weights:
-        """Dh(w) by name, each (outputs of all samples, entries of the parameter), row by row."""
+        """Compute Dh(w) by name, each of shape (outputs of all samples, entries of the parameter), row by row."""
         out, leaves = self.graph(w)
         rows = [_gradients(entry, leaves, keep=True) for entry in _real(out).flatten()]
         return {name: torch.stack([row[name].flatten() for row in rows]) for name in leaves}
 
     @cached_property
     def initial(self) -> Tensor:
-        """h(w₀)."""
+        """The initial output h(w₀)."""
         return self.value(self.start)
 
     @cached_property
     def jacobian(self) -> Weights:
-        """Dh(w₀) by name."""
+        """The Jacobian Dh(w₀) by name."""
         return self.jacobian_at(self.start)
 
     @cached_property
     def kernel(self) -> Tensor:
-        """Dh(w₀)Dh(w₀)ᵀ as a matrix."""
+        """The tangent kernel Dh(w₀)Dh(w₀)ᵀ as a matrix."""
         return sum((block @ block.T for block in self.jacobian.values()), torch.zeros(()))
 
     @cached_property
     def _rows(self) -> tuple[list[Tensor], list[Tensor]]:
-        """The rows of Dh(w₀) with their graphs, and the leaves: of a net of their own, whose weights stay."""
+        """The rows of Dh(w₀) with their graphs, and the leaves, from a separate network whose weights do not change."""
         out, leaves = Plain(self._make).graph(self.start)
         tensors = list(leaves.values())
         rows = [
@@ -125,7 +125,7 @@ class Plain:
         return [torch.cat([part.flatten() for part in row]) for row in rows], tensors
 
     def second(self, u: Tensor) -> Tensor:
-        """D²h(w₀)(u, ·), (outputs, p): the derivative of each row of the Jacobian along u, as autograd gives it."""
+        """Compute D²h(w₀)(u, ·), of shape (outputs, p), by autograd along u of each row of the Jacobian."""
         rows, tensors = self._rows
         return torch.stack([self._product(row, tensors, u) for row in rows])
 
@@ -138,7 +138,7 @@ class Plain:
 
     @cached_property
     def rival(self) -> float:
-        """A value of sup |D²h(w₀)(u, u)| over unit vectors that is attained: the power method from two starts."""
+        """A lower bound of sup |D²h(w₀)(u, u)| over unit vectors u, by the power method from two starts."""
         draw = torch.Generator().manual_seed(5)
         best, size = 0.0, sum(w.numel() for w in self.start.values())
         for _ in range(2):
@@ -152,12 +152,12 @@ class Plain:
         return best
 
     def along(self, v: Mapping[str, Tensor]) -> Tensor:
-        """Dh(w₀)v, in the shape of the outputs."""
+        """Compute Dh(w₀)v in the shape of the outputs."""
         moved = sum((self.jacobian[name] @ v[name].flatten() for name in self.start), torch.zeros(()))
         return moved.reshape(self.initial.shape)
 
     def losses(self, y: Tensor, lr: float, alpha: float, steps: tuple[int, ...]) -> list[float]:
-        """½‖y_α - y*‖² at these steps of v ← v - lr·∇R, with y_α = h(w₀) + α(h(w₀ + v/α) - h(w₀))."""
+        """Compute ‖y_α - y*‖²/2n at these steps of v ← v - lr·∇R, with y_α = h(w₀) + α(h(w₀ + v/α) - h(w₀))."""
         v = {name: torch.zeros_like(w) for name, w in self.start.items()}
         n, found = len(y), []
         for _ in range(steps[-1] + 1):
@@ -169,7 +169,7 @@ class Plain:
         return [found[step] for step in steps]
 
     def tangent_losses(self, y: Tensor, lr: float, steps: tuple[int, ...]) -> list[float]:
-        """The same of the tangent model, in function space."""
+        """Compute the losses of the tangent model in function space."""
         gap, n, found = (self.initial - y).flatten(), len(y), []
         for _ in range(steps[-1] + 1):
             found.append(float(gap.square().sum()) / 2 / n)
@@ -177,7 +177,7 @@ class Plain:
         return [found[step] for step in steps]
 
     def direction(self, seed: int = 1) -> Weights:
-        """A move of the weights, `reach` large in each entry."""
+        """Draw a displacement of the weights with the standard deviation `reach`."""
         draw = torch.Generator().manual_seed(seed)
         return {
             name: self.subject.reach * torch.randn(w.shape, generator=draw, dtype=torch.float64).to(w.dtype)
@@ -185,12 +185,12 @@ class Plain:
         }
 
     def target(self, seed: int = 2) -> Tensor:
-        """Targets in the shape of the outputs: float64, of numbers that float32 has too."""
+        """Draw targets in the shape of the outputs, in float64 with values that float32 represents exactly."""
         draw = torch.Generator().manual_seed(seed)
         return torch.randn(self.initial.shape, generator=draw).double()
 
     def at(self, v: Mapping[str, Tensor], scale: float = 1.0) -> Weights:
-        """w₀ + v·scale."""
+        """Compute w₀ + v·scale."""
         return {name: w + scale * v[name] for name, w in self.start.items()}
 
 

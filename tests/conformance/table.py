@@ -1,7 +1,7 @@
-"""The table of models and entry points: which give the number of the definition, and which are refused.
+"""The table of models and entry points, which states for each pair whether it is exact or refused.
 
-A row is exact in every entry point, to its tolerance, unless it says otherwise. What is refused raises an error of
-`lazyscope.errors` whose message the pattern matches.
+A row is exact to its tolerance in every entry point that `refused` does not list. An entry point that refuses a model
+raises an error of `lazyscope.errors` whose message matches the pattern.
 """
 
 from __future__ import annotations
@@ -28,23 +28,23 @@ from tests.conformance.entries import ENTRIES
 from tests.conformance.subject import Subject
 
 EXACT = 1e-10
-"""Relative error of what is exact in float64."""
+"""The relative error of a result that is exact up to float64 rounding."""
 
 SINGLE = 1e-5
-"""Where the model itself computes in float32 inside."""
+"""The relative error for a model that computes in float32 inside."""
 
 
 ALL = frozenset(ENTRIES)
 QUICK = ALL - {"spectrum", "relative_scale", "gradient_flow", "inspect"}
 CORE = frozenset({"Model", "Scaled", "Linearised", "tangent_kernel"})
 NEVER: frozenset[str] = frozenset()
-"""Entry points of which a run of all tests checks every row, those that take longer left out, and the least of a model
-that takes seconds to trace. With LAZYSCOPE_SLOW=1 every cell is checked."""
+"""The sets of entry points that an ordinary test run checks for a row: all of them, those that are fast, the most
+important ones (for models that take seconds to trace), or none. With LAZYSCOPE_SLOW=1 every cell is checked."""
 
 
 @dataclass(frozen=True)
 class Row:
-    """One model. `refused` maps entry points to the pattern of the error, `often` names those of every run."""
+    """One model. `refused` maps entry points to the pattern of the error. `often` names those that every run checks."""
 
     family: str
     name: str
@@ -54,7 +54,7 @@ class Row:
     often: Set[str] = QUICK
 
     def make(self) -> Subject:
-        """The same model and inputs, each time anew."""
+        """Build the model and its inputs. The result is equal for every call."""
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(0)
             return self.draw()
@@ -62,7 +62,7 @@ class Row:
 
 @dataclass(frozen=True)
 class Situation:
-    """What is not a model times an entry point; `refused` is the pattern of the error, where there is one."""
+    """A test that is not a pair of a model and an entry point. `refused` is the pattern of its error, or None."""
 
     entry: str
     name: str
@@ -71,7 +71,7 @@ class Situation:
 
 
 def everywhere(pattern: str, *but: str) -> dict[str, str]:
-    """Refused in every entry point but these."""
+    """Return the patterns of a model that every entry point except these refuses."""
     return {entry: pattern for entry in ENTRIES if entry not in but}
 
 

@@ -1,4 +1,4 @@
-"""Random programs: each is exact or refused, none is wrong."""
+"""Random programs are exact or refused, and none gives a wrong result."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ TOLERANCE = 1e-8
 
 
 def scaled(trial: Trial, alpha: float) -> None:
-    """The value and the gradient of `Scaled`; the plain difference cancels to α·10⁻¹⁶ of h."""
+    """Check the value and the gradient of `Scaled`. The rounding error of the reference is α·10⁻¹⁶ times h."""
     plain = trial.plain
     v = plain.direction()
     w = plain.at(v, 1 / alpha)
@@ -83,7 +83,7 @@ def flat(tensors: object) -> Tensor:
 
 
 def degenerate(trial: Trial) -> bool:
-    """Not finite, huge, or at w₀ on a kink or a tie: there the derivative is not that of the points around."""
+    """Check whether the model is not finite, is huge, or has a kink or a tie at w₀, where derivatives are ambiguous."""
     plain = trial.plain
     draw = torch.Generator().manual_seed(11)
     near = {
@@ -97,7 +97,7 @@ def degenerate(trial: Trial) -> bool:
 
 
 def outcome(program: Program, check: Callable[[Trial], None], trial: Trial) -> str:
-    """Exact, refused with its message, or WRONG."""
+    """Return "exact", "refused" with the message, or "WRONG" with the error."""
     try:
         with quiet():
             check(trial)

@@ -1,4 +1,4 @@
-"""Each cell of the table is exact or refused, as it says; there is no third outcome."""
+"""Each cell of the table is exact or refused, as the table states."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ SLOW = os.environ.get("LAZYSCOPE_SLOW") == "1"
 ROWS = {row.name: row for row in TABLE}
 
 
-@lru_cache(maxsize=2)  # the cells of a row follow one another, so that a model is traced once
+@lru_cache(maxsize=2)  # the cells of a row are consecutive, so each model is traced once
 def trial(name: str) -> Trial:
     row = ROWS[name]
     return Trial(row.make, row.tolerance)
@@ -57,12 +57,12 @@ def test_situation(situation: Situation) -> None:
 
 
 def enter(subject: Trial, entry: str) -> None:
-    _ = subject.model  # what is refused at the door is refused before the reference is asked
+    _ = subject.model  # errors of the constructor are raised before the reference is computed
     ENTRIES[entry](subject)
 
 
 def check_sentence(message: str) -> None:
-    """One line that says what to do instead, without the entrails of torch."""
+    """Check that a message is one line and contains no traceback."""
     assert "\n" not in message
     assert message.endswith(".")
     assert "Traceback" not in message

@@ -1,4 +1,4 @@
-"""Modules inside of other things."""
+"""Modules inside of wrappers."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from tests.conformance.subject import Subject
 
 
 def compiled() -> Subject:
-    """torch.compile(net), unwrapped."""
+    """A compiled module, `torch.compile(net)`."""
     net = mlp()
     return Subject(torch.compile(net), points(), plain=net)
 
 
 def scripted() -> Subject:
-    """torch.jit.script(net)."""
+    """A scripted module, `torch.jit.script(net)`."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)
         return Subject(torch.jit.script(mlp()), points())

@@ -1,4 +1,4 @@
-"""Dual certificates: their gaps are true, their bounds are bounds, and they say when a measure is not optimal."""
+"""Dual certificates: the gaps and bounds hold, and measures that are not optimal are detected."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def draw(seed: int, *shape: int) -> Tensor:
 @brief
 @given(seed=seeds, penalty=st.floats(0.1, 2), signed=st.booleans(), dim=st.integers(1, 2))
 def test_the_gap_bounds_what_any_other_measure_gains(seed: int, penalty: float, signed: bool, dim: int) -> None:
-    """J(ν) - gap is below J of every other measure; J' is nowhere below the bound."""
+    """J(ν) - gap is below J of every other measure, and J' is nowhere below the bound."""
     domain, features = Torus(dim), Trigonometric(2, dim)
     functional = Functional(features, Quadratic(draw(seed, features.number)), penalty, signed)
     weights = 0.3 * draw(seed + 1, 5)
@@ -66,7 +66,7 @@ def test_zero_is_optimal_when_the_penalty_is_large() -> None:
 
 
 def test_on_the_sphere_the_bound_holds() -> None:
-    """φ(θ) = θ has ‖d²/dt² γ‖ = 1 along great circles; J' = ⟨θ, g⟩ + λ has its minimum -‖g‖ + λ at -g/‖g‖."""
+    """φ(θ) = θ has ‖d²/dt² γ‖ = 1 along great circles, and J' = ⟨θ, g⟩ + λ has its minimum -‖g‖ + λ at -g/‖g‖."""
     functional = Functional(FeatureMap(lambda theta: theta, curvature=1.0), Quadratic(draw(0, 3)), 0.5)
     nu = Measure.of(Sphere(3), torch.tensor([[1.0, 0.0, 0.0]]).double(), torch.tensor([0.2]).double())
     found, dual = dual_certificate(functional, nu), functional.dual(nu)

@@ -1,4 +1,4 @@
-"""What enters is checked at the door: each misuse gets one sentence with its remedy."""
+"""Invalid models and inputs raise an error of one sentence that names the remedy."""
 
 from __future__ import annotations
 

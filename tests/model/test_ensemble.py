@@ -1,4 +1,4 @@
-"""A batched program equals its members one by one."""
+"""The batched program of an ensemble gives the same results as its members one at a time."""
 
 from __future__ import annotations
 

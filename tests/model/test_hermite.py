@@ -1,4 +1,4 @@
-"""Hermite coefficients: closed forms, random polynomials, and what is refused."""
+"""Hermite coefficients: closed forms, random polynomials and invalid arguments."""
 
 from __future__ import annotations
 

@@ -88,7 +88,7 @@ def test_state_dicts_round_trip(make: Callable[[nn.Module], nn.Module]) -> None:
     file = io.BytesIO()
     torch.save(module.state_dict(), file)
     file.seek(0)
-    other = make(zoo.Everything().eval())  # another initialisation: the state dict brings its own w₀
+    other = make(zoo.Everything().eval())  # another initialisation, which the w₀ of the state dict replaces
     other.load_state_dict(torch.load(file, weights_only=True))
     torch.testing.assert_close(other(x), module(x), rtol=0.0, atol=0.0)
 
@@ -156,7 +156,7 @@ def test_autocast(alpha: float) -> None:
 
 @pytest.mark.skipif(shutil.which("g++") is None, reason="torch.compile on the CPU needs a C++ compiler")
 def test_compiled_modules_give_the_same_values_and_gradients() -> None:
-    # In a process of its own: the run-time type checks of the test suite are not made to be compiled.
+    # In a separate process, as the run-time type checks of the test suite cannot be compiled.
     script = """
         import torch
         from torch import nn

@@ -1,4 +1,4 @@
-"""Measures as particles: domains, features, projections, Fréchet derivatives, ReLU populations; dense against fast."""
+"""Measures as particles: domains, features, projections, Fréchet derivatives and ReLU populations."""
 
 from __future__ import annotations
 
@@ -114,7 +114,7 @@ def test_trigonometric_features_have_dirichlets_kernel(order: int, dim: int) -> 
 @brief
 @given(seed=seeds, dim=st.integers(1, 3), order=st.integers(1, 3))
 def test_structured_features_are_the_dense_ones(seed: int, dim: int, order: int) -> None:
-    """The fast path against φ as one dense matrix with autograd, for a family of two."""
+    """The fast path agrees with φ as one dense matrix with autograd, for a family of two measures."""
     features = Trigonometric(order, dim)
 
     def dense(theta: Tensor) -> Tensor:
@@ -245,7 +245,7 @@ def test_population_field_is_the_gradient_of_its_risk(seed: int, m: int, n: int,
     def risk(w: Tensor) -> Tensor:
         weights = torch.cat([w[..., 0] / m, -outer], -1)
         vectors = torch.cat([w[..., 1:], inner], -2)
-        # Off the diagonal, where the angle has a derivative; the diagonal is ‖b‖²/2d.
+        # The comparison is off the diagonal, where the angle has a derivative. The diagonal is ‖b‖²/2d.
         i, j = (1 - torch.eye(m + n)).nonzero(as_tuple=True)
         kernel = relu_interaction(vectors[..., i, None, :], vectors[..., j, None, :])[..., 0, 0]
         cross = (weights[..., i] * weights[..., j] * kernel).sum(-1)
@@ -268,7 +268,7 @@ def test_fixed_features_are_least_squares() -> None:
     assert float(energy.fixed_features(energy.inner)) == pytest.approx(0, abs=1e-12)
 
 
-# ── the doors ──────────────────────────────────────────────────────────────────────────────────────────────────────
+# ── invalid arguments ──────────────────────────────────────────────────────────────────────────────────────────────
 def test_bad_input_is_refused() -> None:
     nu = measure(Torus(1), 3, 0)
     refusals: list[Callable[[], object]] = [

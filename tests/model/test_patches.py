@@ -1,4 +1,4 @@
-"""Random patches: convolution against explicit patches, whitening, and what must not change the features."""
+"""Random patches: convolutions against explicit patches, whitening, and invariances of the features."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from lazyscope.model.patches import Patches
 
 
 def images(n: int = 60, side: int = 14, channels: int = 3, seed: int = 0) -> Tensor:
-    """Smooth noise: neighbours are correlated, so there is something to whiten."""
+    """Draw smooth noise, whose neighbouring pixels are correlated, so that whitening has an effect."""
     random = torch.Generator().manual_seed(seed)
     noise = torch.randn(n, channels, side + 2, side + 2, generator=random, dtype=torch.float64)
     return 0.5 + 0.2 * F.avg_pool2d(noise, 3, stride=1)
 
 
 def explicit(patches: Patches, x: Tensor) -> Tensor:
-    """z of every patch, (n, filters, places), patch by patch: mean out, contrast out, product."""
+    """Compute z of every patch, of shape (n, filters, places), from explicit centred and normalised patches."""
     size = patches.kernels.shape[-1]
     rows = F.unfold(x, size).mT  # (n, places, d)
     rows = rows - rows.mean(-1, keepdim=True)
@@ -31,7 +31,7 @@ def test_features_are_those_of_explicit_patches() -> None:
     x = images()
     patches = Patches.draw(x, 5, size=6, bias=0.7)
     z = explicit(patches, x).unflatten(-1, (9, 9))
-    quarters = (slice(5), slice(4, None))  # nine places in two overlapping halves
+    quarters = (slice(5), slice(4, None))  # nine positions in two overlapping halves
     expected = [
         torch.stack([F.relu(side)[:, :, i, j].mean((2, 3)) for i in quarters for j in quarters], dim=-1).flatten(1)
         for side in (z - 0.7, -z - 0.7)
@@ -40,7 +40,7 @@ def test_features_are_those_of_explicit_patches() -> None:
 
 
 def test_patches_are_whitened() -> None:
-    """⟨f, q⟩ has mean 0 and variance ‖f‖² = 1 over the patches that were drawn from, for every filter."""
+    """For every filter, ⟨f, q⟩ has mean 0 and variance ‖f‖² = 1 over the patches that the filters are drawn from."""
     x = images(n=200)
     z = explicit(Patches.draw(x, 40, size=4), x).transpose(0, 1).flatten(1)
     assert float(z.mean(1).abs().max()) < 0.1
@@ -71,7 +71,7 @@ def test_float32_and_flat_images() -> None:
     patches = Patches.draw(x, 8)
     single = Patches(patches.kernels.float(), patches.offsets.float(), patches.contrast, patches.bias)
     torch.testing.assert_close(single(x.float()).double(), patches(x), rtol=1e-3, atol=1e-4)
-    assert bool(single(torch.full((2, 3, 14, 14), 0.7)).isfinite().all())  # no contrast at all
+    assert bool(single(torch.full((2, 3, 14, 14), 0.7)).isfinite().all())  # images without any contrast
 
 
 def test_images_smaller_than_a_patch_are_refused() -> None:
@@ -80,14 +80,17 @@ def test_images_smaller_than_a_patch_are_refused() -> None:
 
 
 def test_contrast_and_whitening_can_be_left_in() -> None:
-    """Divided out, an image ten times as strong has nearly the same features; left in, they are ten times as large."""
+    """The features of an image with ten times the contrast are nearly the same if contrast is divided out.
+
+    Otherwise they are ten times as large.
+    """
     x = images()
     x = x - x.mean((1, 2, 3), keepdim=True)
     out, left = (Patches.draw(x, 8, bias=0, contrast=c, whitening=1e6) for c in (1e-4, 1e6))
     for patches, factor in ((out, 1.0), (left, 10.0)):
         z, strong = (explicit(patches, scaled) + patches.offsets[:, None] for scaled in (x, 10 * x))
         torch.testing.assert_close(strong, factor * z, rtol=0.02, atol=0.02 * float(z.abs().max()))
-    # Without whitening a filter is a patch itself: its mean out, the others' mean out, of unit length up to one factor.
+    # Without whitening, a filter is a patch minus its mean and the mean patch, of unit length up to one factor.
     lengths = left.kernels.flatten(1).norm(dim=1)
     torch.testing.assert_close(lengths, lengths[:1].expand(8), rtol=0.05, atol=0)
     whitened = Patches.draw(x, 8, bias=0, contrast=1e6).kernels.flatten(1).norm(dim=1)

@@ -1,4 +1,4 @@
-"""Each increment rule by itself, on random arguments, steps and scales."""
+"""Each increment rule separately, on random arguments, steps and scales."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ FUNCTIONS: dict[str, tuple[Function, bool]] = {
 }
 
 
-@pytest.mark.filterwarnings("ignore::lazyscope.FallbackWarning")  # prod has no rule: it shows the fallback at work
+@pytest.mark.filterwarnings("ignore::lazyscope.FallbackWarning")  # prod has no rule and tests the fallback
 @pytest.mark.parametrize("name", FUNCTIONS)
 @settings(max_examples=10, deadline=None)
 @given(seed=st.integers(0, 10_000), size=st.floats(0.01, 2.0), log_alpha=st.floats(-1.0, 8.0))
@@ -103,20 +103,20 @@ def test_rule_in_float64_and_float32(name: str, seed: int, size: float, log_alph
     start = start.abs() + 0.5 if positive else start
     move = size * torch.randn(4, 4, generator=generator)
     alpha = 10.0**log_alpha
-    move = move.clamp(-0.4 * alpha, 0.4 * alpha) if positive else move  # stays where the function is defined
+    move = move.clamp(-0.4 * alpha, 0.4 * alpha) if positive else move  # within the domain of the function
 
     wide = start.double(), move.double()
     reference = alpha * (function(wide[0] + wide[1] / alpha) - function(wide[0]))
-    # Sums of moves may cancel; then three roundings of the moves in float32 (2e-5 · 1e-2 = 3 · 6e-8) are allowed.
+    # Sums of moves may cancel. Then three float32 roundings of the moves (2e-5 · 1e-2 = 3 · 6e-8) are allowed.
     scale = reference.norm() + 1e-2 * move.norm()
-    # What the reference itself loses: a dozen roundings of the function's value, times α.
+    # The error of the reference is about a dozen roundings of the function's value, times α.
     lost = 12.0 * alpha * torch.finfo(torch.float64).eps * function(wide[0]).norm()
     found = increment(name, start, move, alpha)
     assert float((found.double() - reference).norm()) < 2e-5 * float(scale) + float(lost)
     exact = increment(name, *wide, alpha)
     assert float((exact - reference).norm()) < 1e-11 * float(scale) + float(lost)
     tangent = torch.func.jvp(function, (wide[0],), (wide[1],))[1]
-    # torch's derivative of hardsigmoid and hardswish holds 1/6 in float32
+    # torch's derivatives of hardsigmoid and hardswish use 1/6 in float32.
     rtol = 1e-7 if name.startswith("hards") else 1e-9
     torch.testing.assert_close(increment(name, *wide, math.inf), tangent, rtol=rtol, atol=1e-11)
 
@@ -127,7 +127,7 @@ def program(name: str, dtype: torch.dtype) -> Program:
 
 
 def increment(name: str, start: Tensor, move: Tensor, alpha: float) -> Tensor:
-    """Δ of a function by its rules."""
+    """Compute Δ of a function by the increment rules."""
     traced = program(name, start.dtype)
     return traced.increment(Scale.of(alpha), [move], traced.exact_base(start))
 
@@ -187,7 +187,7 @@ def test_an_operation_without_a_rule_falls_back_and_says_so_once(monkeypatch: py
     assert len(said) == 1
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        model.coordinates(torch.randn(4, 3), 1e7)  # another shape, another trace, no second word
+        model.coordinates(torch.randn(4, 3), 1e7)  # another shape is traced again, without a second warning
     move = torch.randn(3, 3)
     tangent = torch.func.jvp(lambda w: torch.linalg.inv(w) @ x.double().T, (start.double(),), (move.double(),))[1]
     torch.testing.assert_close(coordinates.outputs({"w": move}).double(), tangent, rtol=1e-4, atol=1e-5)
@@ -197,7 +197,7 @@ def test_in_place_code_and_views_are_followed() -> None:
     def forward(w: Mapping[str, Tensor], x: Tensor) -> Tensor:
         y = x @ w["w"]
         part = y[:, :2]
-        part.mul_(3.0)  # through a view: y changes too
+        part.mul_(3.0)  # writes through a view, so that y changes too
         y.add_(1.0).tanh_()
         y[:, -1] = y[:, 0] * y[:, 1]
         return y

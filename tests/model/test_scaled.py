@@ -1,4 +1,4 @@
-"""Float32 increments against the float64 formula, over architectures and scales."""
+"""Float32 increments agree with the float64 formula, over architectures and scales."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""D²h by nested derivatives is the derivative of Dh, also where torch's own nested derivatives are wrong or missing."""
+"""D²h by nested derivatives is the derivative of Dh, even if torch's nested derivatives are wrong or missing."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ STEP = 1e-5
 
 
 class Last(nn.Module):
-    """The last output of a recurrent net that reads its input in three pieces."""
+    """The last output of a recurrent network that reads its input in three pieces."""
 
     def __init__(self, net: nn.Module) -> None:
         super().__init__()
@@ -47,7 +47,7 @@ LAYERS: dict[str, list[nn.Module]] = {
 def test_products_are_the_derivative_of_the_jacobian(name: str) -> None:
     torch.manual_seed(0)
     net = nn.Sequential(nn.Linear(5, 12), *LAYERS[name], nn.Linear(12, 2)).double()
-    for parameter in net.parameters():  # norms start at 1 and 0, where some terms vanish
+    for parameter in net.parameters():  # normalisation layers start at 1 and 0, where some terms vanish
         parameter.data += 0.1 * torch.randn_like(parameter)
     model, x = ls.Model(net), torch.randn(6, 5, dtype=torch.float64)
     form = SecondDerivative(model, x, batch=4)
@@ -71,7 +71,7 @@ def _moved(model: ls.Model, x: Tensor, move: Tensor) -> JacobianOperator:
 
 
 def test_relative_scale_of_a_larger_net_with_silu_and_norms() -> None:
-    """Too large for the dense tensor: every product is a nested one."""
+    """The model is too large for the dense tensor, so every product is a nested derivative."""
     torch.manual_seed(0)
     net = nn.Sequential(nn.Linear(16, 300), nn.SiLU(), nn.LayerNorm(300), nn.Linear(300, 2)).double()
     x, y = torch.randn(8, 16, dtype=torch.float64), torch.randn(8, 2, dtype=torch.float64)

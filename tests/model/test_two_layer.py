@@ -1,4 +1,4 @@
-"""Two-layer families: increments against float64, batched against one by one, kernel against its dense twin."""
+"""Two-layer families: increments against float64, batches against single networks, kernels against Jacobians."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ Member = dict[str, Tensor]
 
 
 def exact(net: TwoLayer, v: Member, x: Tensor, alpha: float) -> Tensor:
-    """α(h(w₀ + v/α) - h(w₀)) of one net in float64, or the JVP at α = ∞."""
+    """Compute α(h(w₀ + v/α) - h(w₀)) of one network in float64, or the JVP at α = ∞."""
 
     def h(a: Tensor, b: Tensor) -> Tensor:
         return TwoLayer(a, b, net.activation)(x.double())
@@ -92,7 +92,7 @@ def test_relu_increments_of_any_net(log_alpha: float, size: float, seed: int, wi
     v = random_v(net.params, size)
     pre = net.b @ x.T
     d = v["b"] @ x.T
-    # Term by term, without the difference of two large numbers, in the two cases of max(·, 0).
+    # The reference treats the two cases of max(·, 0) separately and avoids the difference of two large numbers.
     step = torch.where(pre > 0, d.maximum(-alpha * pre), (d + alpha * pre).clamp(min=0))
     expected = net.a @ step + v["a"] @ (pre.clamp(min=0) + step / alpha)
     torch.testing.assert_close(
@@ -101,7 +101,7 @@ def test_relu_increments_of_any_net(log_alpha: float, size: float, seed: int, wi
 
 
 def test_the_derivative_is_zero_at_the_kink() -> None:
-    """Where b·x = 0 exactly, max(·, 0) has slope 0, as in torch, at every scale."""
+    """If b·x = 0 exactly, max(·, 0) has slope 0 at every scale, as in torch."""
     net = TwoLayer(torch.ones(1), torch.tensor([[1.0, 0.0]]))
     x = torch.tensor([[0.0, 1.0]])
     for alpha in ALPHAS:
@@ -109,7 +109,7 @@ def test_the_derivative_is_zero_at_the_kink() -> None:
 
 
 def test_a_derivative_is_applied_once() -> None:
-    """Its arrays go back to the net, and a second answer would be wrong."""
+    """Its arrays are reused after the first call, so a second result would be wrong."""
     coordinates = TwoLayer(torch.ones(1), torch.tensor([[1.0, 0.0]])).coordinates(torch.ones(1, 2))
     y, pull = coordinates.linearise(coordinates.zeros())
     pull(y)
@@ -121,12 +121,12 @@ def test_a_derivative_is_applied_once() -> None:
 @pytest.mark.parametrize(
     ("nets", "alphas", "inputs"),
     [
-        ((3, 1), (4,), (3, 1)),  # seeds × scales, inputs by seed
+        ((3, 1), (4,), (3, 1)),  # seeds × scales, with different inputs for each seed
         ((3, 1), (4,), ()),  # the same inputs for all
-        ((), (4,), (3, 1)),  # one net on several inputs
+        ((), (4,), (3, 1)),  # one network on several inputs
         ((2, 3, 1), (4,), (3, 1)),  # widths × seeds × scales
-        ((4, 3), (1,), (4, 1)),  # members differ in their start
-        ((3, 4), (4, 1, 1), (4,)),  # inputs along the last dimension: arrays must be reordered
+        ((4, 3), (1,), (4, 1)),  # members with different initial weights
+        ((3, 4), (4, 1, 1), (4,)),  # inputs along the last dimension, so that arrays are reordered
         ((), (), ()),
     ],
 )
@@ -191,14 +191,14 @@ def test_padding_changes_nothing_and_stays_zero(activation: Callable[[Tensor], T
 
 
 def test_a_start_of_scale_tau_is_the_unit_start_at_alpha_tau_squared() -> None:
-    """2-homogeneity: descent from τu₀ with step η is descent from u₀ at α = τ² with step αη."""
+    """By 2-homogeneity, descent from τu₀ with step size η is descent from u₀ at α = τ² with step size αη."""
     x, y = sphere(30, 4, [0])[0].double(), torch.linspace(-1, 1, 30, dtype=torch.float64)
     unit = TwoLayer.gaussian(10, 4, [1])[0].to(torch.float64)
     for tau in (0.3, 1.0, 3.0):
         scaled = TwoLayer.gaussian(10, 4, [1], tau=tau)[0].to(torch.float64)
         plain = gradient_descent(scaled, Square(), x, y, lr=0.01, steps=100)
         tangent = gradient_descent(unit, Square(), x, y, alpha=tau**2, lr=0.01 * tau**2, steps=100)
-        torch.testing.assert_close(plain.loss, tangent.loss, rtol=1e-5, atol=1e-7)  # the draws are float32
+        torch.testing.assert_close(plain.loss, tangent.loss, rtol=1e-5, atol=1e-7)  # the weights are drawn in float32
         torch.testing.assert_close(plain.displacement, tau * tangent.displacement, rtol=1e-5, atol=1e-7)
 
 
@@ -210,7 +210,7 @@ def test_starts() -> None:
     x = sphere(5, 2, [0])[0]
     assert twin.a.shape == (2, 20)
     assert float(twin(x).abs().max()) < 1e-5
-    assert not twin.coordinates(x, math.inf).outputs(twin.coordinates(x).zeros()).any()  # no offset: exactly 0
+    assert not twin.coordinates(x, math.inf).outputs(twin.coordinates(x).zeros()).any()  # exactly 0, without an offset
     with pytest.raises(ScaleError, match="centred=True"):
         net.coordinates(x, math.inf)
     torch.testing.assert_close(net.coordinates(x, 3.0).outputs(net.coordinates(x).zeros()), 3 * net(x))
@@ -219,7 +219,7 @@ def test_starts() -> None:
 
 
 def test_a_retained_graph_gives_the_same_gradient_twice() -> None:
-    """The arrays that hold the increments are overwritten and reused; no result may depend on it."""
+    """The arrays of increments are overwritten and reused, and no result may depend on it."""
     net, x = TwoLayer.gaussian(6, 3, [0])[0], sphere(10, 3, [0])[0]
     coordinates = net.coordinates(x, 2.0)
     v, other = ({name: value.requires_grad_() for name, value in random_v(net.params, s).items()} for s in (1.0, 5.0))
@@ -264,7 +264,7 @@ def test_the_teacher_is_the_exact_answer() -> None:
 
 
 def test_a_student_does_not_know_its_data() -> None:
-    """A student, a teacher and data of one seed are independent draws."""
+    """A student, a teacher and data of the same seed are drawn independently."""
     student = TwoLayer.gaussian(50, 100, [0])[0]
     problem = Teacher.draw(dim=100, train=50, test=1, seeds=[0])
     for points in (problem.x[0], problem.answer.b[0]):

@@ -1,4 +1,4 @@
-"""Architectures on which the increments are tested, and the float64 formula that they must equal."""
+"""Architectures on which the increments are tested, and the float64 formula that is the reference."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ ALPHAS = (0.1, 1.0, 1e2, 1e4, 1e6, 1e8, math.inf)
 
 
 class Transformer(nn.Module):
-    """Two pre-norm blocks over tokens, causal, with the output tied to the embedding."""
+    """Two causal pre-norm blocks over tokens, with output weights tied to the embedding."""
 
     def __init__(self, tokens: int = 40, width: int = 32, heads: int = 4) -> None:
         super().__init__()
@@ -45,7 +45,7 @@ class Transformer(nn.Module):
 
 
 class Everything(nn.Module):
-    """The operations that the other nets miss: in-place code, indexing, products, tied and reused layers."""
+    """Operations that the other networks lack: in-place code, indexing, products, tied and reused layers."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -63,7 +63,7 @@ class Everything(nn.Module):
         x = torch.stack([p[..., :2, :2] for p in pooled]).mean(0).flatten(2)
         x = self.line(x).transpose(1, 2)
         x = self.norms[2](x)
-        x = self.mix(torch.tanh(self.mix(x)))  # one layer, twice
+        x = self.mix(torch.tanh(self.mix(x)))  # one layer used twice
         x += self.bare
         x[:, 0] *= 2.0
         x.sigmoid_()
@@ -106,7 +106,7 @@ KINKED: dict[str, Callable[[], nn.Module]] = {
 
 
 def build(name: str) -> tuple[nn.Module, Tensor]:
-    """A net of the zoo with inputs for it, the same each time."""
+    """Build a network by name with inputs for it. The result is the same for every call."""
     torch.manual_seed(0)
     if name in SMOOTH or name in KINKED:
         return mlp((SMOOTH | KINKED)[name]), torch.randn(7, 5)
@@ -123,7 +123,7 @@ NETS = [*SMOOTH, *KINKED, "vgg11", "resnet18", "transformer", "everything"]
 
 
 def movement(model: Model, size: float) -> dict[str, Tensor]:
-    """A random v whose entries are `size` times as large as the weights of their tensor, or as 1 for biases at 0."""
+    """Draw a random v of `size` times the mean absolute weight of each tensor, or times 0.1 for zero tensors."""
     generator = torch.Generator().manual_seed(1)
     return {
         name: size * torch.randn(w.shape, generator=generator) * (w.abs().mean() if w.any() else 0.1)
@@ -132,7 +132,7 @@ def movement(model: Model, size: float) -> dict[str, Tensor]:
 
 
 def exact(model: Model, x: Tensor, v: dict[str, Tensor], alpha: float, u: Tensor) -> tuple[Tensor, list[Tensor]]:
-    """α(h(w₀ + v/α) - h(w₀)) and its gradient against u in float64; at ∞ the JVP and the VJP at w₀."""
+    """Compute α(h(w₀ + v/α) - h(w₀)) and its gradient against u in float64, or the JVP and the VJP at w₀ for α = ∞."""
     wide = model.double()
     inputs = x.double() if x.is_floating_point() else x
     moves = {name: each.double().requires_grad_() for name, each in v.items()}
@@ -146,7 +146,7 @@ def exact(model: Model, x: Tensor, v: dict[str, Tensor], alpha: float, u: Tensor
 
 
 def ours(model: Model, x: Tensor, v: dict[str, Tensor], alpha: float) -> tuple[Tensor, list[Tensor], Tensor]:
-    """Value, gradient against a random u, and that u, of the float32 scaled model."""
+    """Compute the value of the float32 scaled model and its gradient against a random u, which is also returned."""
     scaled = Scaled(model, alpha)
     parameters = dict(scaled.named_parameters())
     with torch.no_grad():
@@ -158,6 +158,6 @@ def ours(model: Model, x: Tensor, v: dict[str, Tensor], alpha: float) -> tuple[T
 
 
 def distance(found: list[Tensor], reference: list[Tensor]) -> float:
-    """Relative Euclidean distance of two lists of tensors."""
+    """Compute the relative Euclidean distance of two lists of tensors."""
     error = sum(float((a.double() - b).square().sum()) for a, b in zip(found, reference, strict=True))
     return math.sqrt(error / sum(float(b.square().sum()) for b in reference))

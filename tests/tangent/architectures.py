@@ -1,4 +1,4 @@
-"""Architectures whose tangent kernels are tested, and the float64 contraction of Jacobians that they must equal."""
+"""Architectures whose tangent kernels are tested, and the float64 contraction of Jacobians as the reference."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from lazyscope.model.vgg import vgg11
 
 
 class Transformer(nn.Module):
-    """One pre-norm causal block over tokens, with a class token, learnt places and the output tied to the embedding."""
+    """One causal pre-norm block with a class token, learnt positions and output weights tied to the embedding."""
 
     def __init__(self, tokens: int = 9, width: int = 8, heads: int = 2) -> None:
         super().__init__()
@@ -45,7 +45,7 @@ class Transformer(nn.Module):
 
 
 class Twice(nn.Module):
-    """One linear layer called on vectors and then on sequences, one convolution called twice."""
+    """One linear layer called on vectors and then on sequences, and one convolution called twice."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -61,7 +61,7 @@ class Twice(nn.Module):
 
 
 class Bare(nn.Module):
-    """Bare parameters: a scale, a matrix on either side, one that meets the data in several roles."""
+    """Parameters outside of layers: a scale, a matrix on either side, and one that is used in several ways."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -76,7 +76,7 @@ class Bare(nn.Module):
 
 
 class Attention(nn.Module):
-    """torch's own multi-head attention across two sequences: one packed matrix, used in parts."""
+    """The multi-head attention of torch across two sequences, whose packed matrix is used in parts."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -89,7 +89,7 @@ class Attention(nn.Module):
 
 
 class Recurrent(nn.Module):
-    """An LSTM over time, scalar output without a dimension of its own."""
+    """An LSTM over time, with a scalar output that has no separate dimension."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -102,7 +102,7 @@ class Recurrent(nn.Module):
 
 
 class Filters(nn.Module):
-    """A convolution whose weights depend on the input, beside a transposed one and a quadratic form."""
+    """A convolution whose weights depend on the input, with a transposed convolution and a quadratic form."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -119,7 +119,7 @@ class Filters(nn.Module):
 
 
 def perturbed(net: nn.Module) -> nn.Module:
-    """Norms with scales, shifts and statistics that are not 0 and 1."""
+    """Change the scales, shifts and statistics of normalisation layers, so that they are not 0 and 1."""
     for name, tensor in [*net.named_parameters(), *net.named_buffers()]:
         if tensor.is_floating_point() and (tensor.ndim == 1 or "running" in name):
             tensor.data.add_(0.3 * torch.rand_like(tensor))
@@ -211,36 +211,36 @@ FOREIGN: dict[str, tuple[Callable[[], nn.Module], Callable[[int], Any]]] = {
 
 
 def build(name: str, n: int, dtype: torch.dtype = torch.float64) -> tuple[Model, Any]:
-    """A model of the list and n samples for it, the same each time."""
+    """Build a model of the list and n samples for it. The result is the same for every call."""
     torch.manual_seed(len(name))
     make, sample = {**ARCHITECTURES, **FOREIGN}[name]
     net, x = make(), sample(n)
     with torch.no_grad():
-        net(*x) if isinstance(x, tuple) else net(x)  # gives lazy layers their shape
+        net(*x) if isinstance(x, tuple) else net(x)  # initialises lazy layers
     return Model(perturbed(net).to(dtype)), cast(x, dtype)
 
 
 def cast(x: Any, dtype: torch.dtype) -> Any:
-    """Inputs in another precision; tokens stay what they are."""
+    """Convert inputs to another precision, except for integer tokens."""
     keys, leaves = flatten(x)
     return unflatten(keys, [leaf.to(dtype) if leaf.is_floating_point() else leaf for leaf in leaves])
 
 
 def part(x: Any, rows: slice) -> Any:
-    """Some of the samples."""
+    """Select some of the samples."""
     keys, leaves = flatten(x)
     return unflatten(keys, [leaf[rows] for leaf in leaves])
 
 
 def contraction(model: Model, x1: Any, x2: Any) -> Tensor:
-    """J₁J₂ᵀ in float64: (n1, n2, k, k)."""
+    """Compute J₁J₂ᵀ in float64, of shape (n1, n2, k, k)."""
     model = model.double()
     one, two = (jacobian(model, cast(x, torch.float64)) for x in (x1, x2))
     return torch.einsum("iap,jbp->ijab", one, two)
 
 
 def jacobian(model: Model, x: Any) -> Tensor:
-    """Dh(w₀) by one `torch.func.vjp` for each output of each sample, which no batching rule can touch: (n, k, p)."""
+    """Compute Dh(w₀), of shape (n, k, p), by one `torch.func.vjp` per output and sample, without batching rules."""
     pulling: Any = torch.func.vjp(lambda w: model(x, w).flatten(), dict(model.params))
     out, pull = pulling
     rows = [torch.cat([g.flatten() for g in pull(seed)[0].values()]) for seed in torch.eye(len(out), dtype=out.dtype)]
@@ -248,5 +248,5 @@ def jacobian(model: Model, x: Any) -> Tensor:
 
 
 def error(found: Tensor, reference: Tensor) -> float:
-    """Largest deviation relative to the largest entry."""
+    """Compute the largest deviation relative to the largest entry."""
     return float((found - reference).abs().max() / reference.abs().max())

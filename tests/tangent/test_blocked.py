@@ -1,4 +1,4 @@
-"""Kernels that nobody holds: eigenpairs, solutions and predictions from tiles, here and on workers that die."""
+"""Eigenpairs, solutions and predictions from the tiles of a kernel, in this process and on workers that die."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ class Counted(Symmetric):
     size=st.integers(1, 90), share=st.floats(0.01, 1.0), rank=st.integers(1, 90), decay=st.floats(0.0, 3.0), seed=...
 )
 def test_eigenpairs_are_those_of_the_dense_twin(size: int, share: float, rank: int, decay: float, seed: bool) -> None:
-    """Of any rank, with any decay, ties included."""
+    """The eigenpairs are correct for matrices of any rank and decay, with repeated eigenvalues."""
     count = max(1, int(share * size))
     generator = torch.Generator().manual_seed(size * 100 + rank + seed)
     rotation = torch.linalg.qr(torch.randn(size, size, generator=generator, dtype=torch.float64))[0]
@@ -92,7 +92,7 @@ def test_many_eigenpairs_take_few_readings() -> None:
 
 
 class Watched:
-    """Tiles that note what was read."""
+    """Tiles that record which of them were read."""
 
     def __init__(self, tiles: KernelTiles) -> None:
         self._tiles = tiles
@@ -214,7 +214,7 @@ print("equal", flush=True)
 
 
 def test_a_worker_dies_in_the_middle_of_a_kernel(tmp_path: Path) -> None:
-    """In a process of its own: checked by the import hook, a model cannot be sent to another one."""
+    """The client runs in a separate process, as a model with run-time type checks cannot be sent to a worker."""
     script = tmp_path / "client.py"
     script.write_text(CLIENT)
     log = tmp_path / "log.txt"

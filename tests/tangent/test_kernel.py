@@ -1,4 +1,4 @@
-"""Structured tangent kernels against the float64 contraction of Jacobians."""
+"""Structured tangent kernels agree with the float64 contraction of Jacobians."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def test_outputs_pulled_back_together_or_one_by_one(name: str) -> None:
 
 def test_positive_semidefinite_to_rounding() -> None:
     model, x = build("batch-norm", 12, torch.float32)
-    kernel = tangent_kernel(model, torch.cat([x, x]))  # of rank at most half its size
+    kernel = tangent_kernel(model, torch.cat([x, x]))  # its rank is at most half its size
     matrix = kernel.transpose(1, 2).reshape(24 * 3, 24 * 3)
     values = torch.linalg.eigvalsh(matrix.double())
     assert values[0] > -1e-5 * values[-1]
@@ -185,7 +185,7 @@ def test_convolutions_of_any_geometry(
 
 
 class Mixing(nn.Module):
-    """Subtracts the mean of the batch."""
+    """A model that subtracts the mean over the batch."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -197,7 +197,7 @@ class Mixing(nn.Module):
 
 
 class Pooled(nn.Module):
-    """One output for the whole batch."""
+    """A model with one output for the whole batch."""
 
     def __init__(self) -> None:
         super().__init__()

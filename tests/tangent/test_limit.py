@@ -1,4 +1,4 @@
-"""Infinite width against quadrature, published closed forms, 40-digit arithmetic and wide finite nets."""
+"""Kernels of infinite width against quadrature, published closed forms, 40-digit arithmetic and wide networks."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ ACTIVATIONS: dict[str, tuple[Function, Function]] = {
     "relu": (lambda u: max(u, 0.0), lambda u: float(u > 0)),
     "erf": (math.erf, lambda u: 2 / math.sqrt(math.pi) * math.exp(-u * u)),
 }
-END = 9.0  # of the Gaussian: its tail beyond is below 1e-18
+END = 9.0  # the end of the integration, beyond which the Gaussian has a mass below 1e-18
 
 
 def density(z: float) -> float:
@@ -31,9 +31,9 @@ def density(z: float) -> float:
 
 
 def expectation(f: Function, name: str, p: float, q: float, k: float) -> float:
-    """E[f(u)f(v)], (u, v) normal with variances p, q and covariance k, by adaptive quadrature.
+    """Compute E[f(u)f(v)] for normal (u, v) with variances p, q and covariance k by adaptive quadrature.
 
-    The ReLU is integrated where both arguments are positive, as quadrature needs smooth functions.
+    For ReLU the integral is over positive arguments only, since quadrature needs smooth functions.
     """
     slope, rest = k / math.sqrt(p), math.sqrt(q - k * k / p)
     kinked = name == "relu"
@@ -91,7 +91,7 @@ def test_equation_8() -> None:
 
 
 def test_arc_cosine_composition() -> None:
-    """Cho and Saul (2009): kernels of degree 1 composed; with σ_w² = 2 they keep the norm."""
+    """The composed kernels of degree 1 of Cho and Saul (2009), which keep the norm if σ_w² = 2."""
     x = normal(7, 4)
     x = x / x.norm(dim=1, keepdim=True)
     cosine = (x @ x.T).clamp(-1, 1)
@@ -103,7 +103,7 @@ def test_arc_cosine_composition() -> None:
 
 
 def test_williams() -> None:
-    """Williams (1997), with the bias as one more input: (2/π) arcsin(2x̃ᵀΣx̃'/√((1+2x̃ᵀΣx̃)(1+2x̃'ᵀΣx̃')))."""
+    """Williams (1997), with the bias as an additional input: (2/π) arcsin(2x̃ᵀΣx̃'/√((1+2x̃ᵀΣx̃)(1+2x̃'ᵀΣx̃')))."""
     x, w, b = normal(6, 3), 1.4, 0.3
     sigma = w * x @ x.T + b
     scale = (1 + 2 * sigma.diagonal()).sqrt()
@@ -121,7 +121,7 @@ def test_one_layer_is_the_linear_kernel() -> None:
 
 # ── precision ──────────────────────────────────────────────────────────────────────────────────────────────────────
 def exact_relu_ntk(x: Tensor, y: Tensor, depth: int, weight: float, bias: float) -> float:
-    """The textbook recursion in 40 digits."""
+    """Compute the textbook recursion with 40 digits."""
     with mpmath.workdps(40):
         u, v = ([mpmath.mpf(float(value)) for value in z] for z in (x, y))
         a, b, k = (mpmath.fdot(*pair) for pair in ((u, u), (v, v), (u, v)))
@@ -152,7 +152,7 @@ def test_full_precision_near_the_singularities(depth: int, bias: float) -> None:
 
 
 def test_textbook_form_loses_half_of_the_digits() -> None:
-    """What the careful form is for: arccos of a rounded cosine is off by 1e-8."""
+    """The angle is accurate for close points, for which arccos of a rounded cosine has an error of 1e-8."""
     x = normal(8)
     y = x + 1e-9 * normal(8, seed=1)
     angle = ((x @ y) / (x.norm() * y.norm())).clamp(-1, 1).arccos()
@@ -193,7 +193,7 @@ def test_relu_is_homogeneous(scale: float) -> None:
 
 
 def test_large_erf() -> None:
-    """σ = erf becomes the sign: (2/π) arcsin c, and the diagonal 1."""
+    """For large inputs erf becomes the sign, with the kernel (2/π) arcsin c and the diagonal 1."""
     x = normal(4, 3) * 1e9
     cosine = torch.nn.functional.normalize(x) @ torch.nn.functional.normalize(x).T
     kernel = limit_kernel(x, activation="erf", kind="nngp")
@@ -218,14 +218,14 @@ def test_gradients_are_finite_at_the_singularities() -> None:
             leaf = x.clone().requires_grad_()
             limit_kernel(leaf, depth=3, activation=activation, bias_variance=bias).sum().backward()
             assert bool(leaf.grad.isfinite().all())  # type: ignore[union-attr]
-    diagonal = x[:1].clone().requires_grad_()  # Σ(x, x) = |x|²/2 is smooth: its gradient is exact there
+    diagonal = x[:1].clone().requires_grad_()  # Σ(x, x) = |x|²/2 is smooth, so its gradient is exact
     limit_kernel(diagonal, kind="nngp").sum().backward()
     torch.testing.assert_close(diagonal.grad, x[:1])
 
 
-# ── finite nets ────────────────────────────────────────────────────────────────────────────────────────────────────
+# ── finite networks ────────────────────────────────────────────────────────────────────────────────────────────────
 def dense_net(x: Tensor, width: int, depth: int, activation: str, w: float, b: float, seed: int) -> Model:
-    """In the NTK parametrisation, its first layer not divided."""
+    """Build a network in the NTK parametrisation, without the division in the first layer."""
     sizes = [x.shape[1], *[width] * (depth - 1), 1]
     params = {}
     for i in range(depth):
@@ -258,7 +258,7 @@ def test_finite_nets(activation: str) -> None:
 
 
 def test_standard_parametrisation() -> None:
-    """`torch.nn.Linear` layers: ρ_w = fan-in, ρ_b = 1 on x/√d, and biases that start at 0."""
+    """Layers of `torch.nn.Linear` correspond to ρ_w = fan-in and ρ_b = 1 on x/√d, with zero initial biases."""
     d, width = 3, 1024
     x, sizes = normal(4, d, dtype=torch.float32), [d, width, width, 1]
     kernels = []
@@ -280,7 +280,7 @@ def test_standard_parametrisation() -> None:
 @pytest.mark.parametrize("activation", ["relu", "erf"])
 @pytest.mark.parametrize("memory", ["40kB", "1 B"])
 def test_blocks_give_the_same_kernel(activation: str, memory: str) -> None:
-    """40 kB hold 14 × 14 pairs in float64, and one byte none: then a pair is a block."""
+    """A block has 14 × 14 pairs in float64 if memory is 40 kB, and one pair if memory is one byte."""
     x1, x2 = normal(31, 5), normal(9, 5, seed=1)
     x1[3] = 2 * x1[4]
     options: dict[str, Any] = {"depth": 3, "activation": activation, "bias_variance": 0.3}
@@ -312,7 +312,7 @@ def test_no_inputs_give_no_kernel() -> None:
     assert limit_kernel(normal(0, 3), normal(4, 3)).shape == (0, 4)
 
 
-# ── doors ──────────────────────────────────────────────────────────────────────────────────────────────────────────
+# ── invalid arguments ──────────────────────────────────────────────────────────────────────────────────────────────
 def test_an_activation_of_ones_own() -> None:
     class Linear(Dual):
         def __call__(self, covariance: Covariance) -> tuple[Covariance, Tensor]:

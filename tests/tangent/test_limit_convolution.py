@@ -1,4 +1,4 @@
-"""Infinite channels against wide finite nets, the textbook's recursion and fully connected nets."""
+"""Kernels of infinitely many channels against wide networks, the textbook recursion and fully connected networks."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def test_finite_convolutional_nets(pooled: bool) -> None:
 @pytest.mark.parametrize("pooled", [False, True])
 @pytest.mark.parametrize("activation", ["relu", "erf"])
 def test_one_pixel_is_fully_connected(pooled: bool, activation: str) -> None:
-    """Of the nine offsets only the centre lies inside; with kernel_size=1 there is no other."""
+    """For images of one pixel, only the centre of the nine offsets is inside, and kernel_size=1 has only the centre."""
     x1, x2 = normal(4, 3), normal(5, 3, seed=1)
     variances: dict[str, Any] = {"bias_variance": (0.3, 0.2, 0.1), "activation": activation}
     for kind in ("ntk", "nngp"):
@@ -84,11 +84,11 @@ def test_one_pixel_is_fully_connected(pooled: bool, activation: str) -> None:
             torch.testing.assert_close(kernel, dense, rtol=1e-13, atol=1e-13)
 
 
-Table = dict[tuple[tuple[int, int], tuple[int, int]], float]  # of pairs of positions
+Table = dict[tuple[tuple[int, int], tuple[int, int]], float]  # one entry per pair of positions
 
 
 def textbook_convolution(x: Tensor, y: Tensor, depth: int, pooled: bool, w: float, b: float) -> float:
-    """Θ of one pair of images, position by position, as Arora et al. (2019) write it."""
+    """Compute Θ of one pair of images for each position, by the formulas of Arora et al. (2019)."""
     height, width = x.shape[1:]
     where = [(i, j) for i in range(height) for j in range(width)]
 

@@ -1,4 +1,4 @@
-"""The tangent operator against dense Jacobians, in float64 over random models."""
+"""The tangent operator agrees with dense Jacobians, in float64 over random models."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ ACTIVATIONS = (nn.Tanh, nn.ReLU, nn.GELU, nn.Softplus)
 
 @st.composite
 def cases(draw: st.DrawFn) -> tuple[Model, torch.Tensor, int]:
-    """A dense or a convolutional net of random shape, inputs, and a size of batches that need not divide them."""
+    """Draw a dense or convolutional network of random shape, its inputs, and a batch size."""
     torch.manual_seed(draw(st.integers(0, 1000)))
     n, k, width = draw(st.integers(1, 6)), draw(st.integers(1, 3)), draw(st.integers(1, 5))
     activation = draw(st.sampled_from(ACTIVATIONS))
@@ -64,7 +64,7 @@ def test_scipy_sees_the_same_operator() -> None:
 
 
 class Attention(nn.Module):
-    """Two inputs by name, and an operation whose fused form has no forward derivative."""
+    """A model with two inputs by name and an operation whose fused form has no forward-mode derivative."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Spectra of tangent kernels: dense, matrix-free, by layer, and what is read off them."""
+"""Spectra of tangent kernels: dense, matrix-free and by layer, and the quantities derived from them."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def test_layers_have_their_own_spectra(model: Model, x: torch.Tensor) -> None:
 def test_a_power_law_is_found(exponent: float) -> None:
     ranks = torch.arange(1, 501, dtype=torch.float64)
     values = 3 * ranks**exponent
-    values[0] = 1000.0  # stands apart: the top 0.2 % is not part of the fit
+    values[0] = 1000.0  # an outlier, as the top 0.2 % is not part of the fit
     found = diagonal(values).decay()
     assert (found.first, found.last) == (2, 250)
     assert found.exponent == pytest.approx(exponent)
@@ -149,7 +149,7 @@ def test_a_spectrum_that_does_not_fit_is_refused_before_anything_is_computed(
         spectrum(model, x)
     for way in ("top=50", "TangentOperator", 'outputs="trace"', "tangent_kernel_to_zarr"):
         assert way in str(caught.value)
-    with pytest.raises(InputError, match=r"computing it 7.78 GB"):  # four kernels, and their eigenvectors
+    with pytest.raises(InputError, match=r"computing it 7.78 GB"):  # four kernels and their eigenvectors
         layer_spectra(model, x)
     with pytest.raises(InputError, match="eigenvectors"):
         Spectrum.of(torch.eye(9000))

@@ -1,4 +1,4 @@
-"""What the tests of infinite width share: draws, distances, and how an error falls with the width."""
+"""Helpers for the tests of infinite width: random draws, distances, and the decay of errors with the width."""
 
 from __future__ import annotations
 
