@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import os
 import random
 import sys
@@ -18,6 +19,7 @@ from tests.test_global_state import state
 from torch import nn
 
 import lazyscope as ls
+from lazyscope.ambient import exact_convolutions, full_precision
 
 SLOW = os.environ.get("LAZYSCOPE_SLOW") == "1"
 ROUNDS = 200 if SLOW else 1
@@ -28,9 +30,9 @@ HEAVY = set() if SLOW else {"certificates", "inspection", "gradient_flow", "desc
 
 @pytest.fixture
 def often() -> Iterator[None]:
-    """Threads take turns a hundred times as often as by default."""
+    """Threads take turns five times as often as by default."""
     before = sys.getswitchinterval()
-    sys.setswitchinterval(5e-5)
+    sys.setswitchinterval(1e-3)
     yield
     sys.setswitchinterval(before)
 
@@ -98,6 +100,18 @@ def together(compute: Callable[[], torch.Tensor]) -> list[torch.Tensor]:
 
     with ThreadPoolExecutor(2) as pool:
         return list(pool.map(wait_and_compute, range(2)))
+
+
+def test_precision_is_restored_by_the_last_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever the order in which two computations enter and leave."""
+    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", True)
+    for first, second in itertools.permutations([exact_convolutions, full_precision]):
+        first.__enter__()
+        second.__enter__()
+        first.__exit__()
+        assert not torch.backends.cudnn.allow_tf32
+        second.__exit__()
+        assert torch.backends.cudnn.allow_tf32
 
 
 class Kinked(nn.Module):

@@ -50,18 +50,6 @@ class Shared(ContextDecorator):
 
 
 @contextmanager
-def _highest() -> Iterator[None]:
-    before = torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32
-    torch.set_float32_matmul_precision("highest")
-    torch.backends.cudnn.allow_tf32 = False
-    try:
-        yield
-    finally:
-        torch.set_float32_matmul_precision(before[0])
-        torch.backends.cudnn.allow_tf32 = before[1]
-
-
-@contextmanager
 def _exact_convolutions() -> Iterator[None]:
     before = torch.backends.cudnn.allow_tf32
     torch.backends.cudnn.allow_tf32 = False
@@ -71,11 +59,23 @@ def _exact_convolutions() -> Iterator[None]:
         torch.backends.cudnn.allow_tf32 = before
 
 
-full_precision = Shared(_highest)
-"""A context in which matrix products and convolutions of float32 tensors use float32, not TF32 or bfloat16."""
-
 exact_convolutions = Shared(_exact_convolutions)
 """A context in which convolutions of float32 tensors use float32; the precision of matrix products is unchanged."""
+
+
+@contextmanager
+def _full_precision() -> Iterator[None]:
+    before = torch.get_float32_matmul_precision()
+    with exact_convolutions:  # each setting has one counter: two would restore what the other had set
+        torch.set_float32_matmul_precision("highest")
+        try:
+            yield
+        finally:
+            torch.set_float32_matmul_precision(before)
+
+
+full_precision = Shared(_full_precision)
+"""A context in which matrix products and convolutions of float32 tensors use float32, not TF32 or bfloat16."""
 
 
 def without_autocast(function: Callable[P, T]) -> Callable[P, T]:
