@@ -38,7 +38,7 @@ from lazyscope.tangent import (
 )
 from lazyscope.theory.relative_scale import KinkWarning, RelativeScale, relative_scale
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 __all__ = [
     "Ensemble",

@@ -35,5 +35,9 @@ class ExperimentError(LazyscopeError):
     """The experiment does not exist, is declared incorrectly, or failed."""
 
 
+class MissingExtraError(LazyscopeError):
+    """An optional dependency is not installed; the message names the extra that installs it."""
+
+
 class DataError(LazyscopeError):
     """A data set is missing, truncated or corrupt."""

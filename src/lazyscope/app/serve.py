@@ -11,13 +11,13 @@ import threading
 import webbrowser
 from contextlib import suppress
 from importlib import import_module
-from importlib.util import find_spec
 from pathlib import Path
 from typing import NoReturn
 from urllib.parse import quote
 
 from lazyscope.app.gate import BODY, LINGER, LOCAL, Application, Gate
 from lazyscope.errors import LazyscopeError
+from lazyscope.extras import required
 
 NOTEBOOK = Path(__file__).with_name("explorer.py")
 _PATIENCE = 1
@@ -40,8 +40,8 @@ def serve(host: str, port: int, browser: bool) -> NoReturn:
         port: The port to listen on; 0 takes any free one.
         browser: Whether to open the page in a browser.
     """
-    if find_spec("marimo") is None:
-        raise LazyscopeError("The explorer needs marimo; install it with pip install 'lazyscope[explore]'.")
+    for package in ("marimo", "uvicorn", "contourpy", "PIL", "matplotlib"):
+        required(package, "explore", "The explorer's pages")
     import uvicorn
 
     door = _door(host, port)

@@ -23,6 +23,7 @@ from typing import Any, ClassVar, final
 import numpy as np
 
 from lazyscope.errors import DataError
+from lazyscope.extras import required
 
 ADDRESS = "https://huggingface.co/datasets/uoft-cs/cifar10"
 OFFICIAL = "https://www.cs.toronto.edu/~kriz/cifar.html"
@@ -228,14 +229,10 @@ def _parquet(files: list[Path]) -> Archive:
 
 def _columns(file: Path) -> tuple[list[bytes | None], np.ndarray]:
     """The encoded images and the classes of one file."""
-    try:
-        import pyarrow
-        import pyarrow.parquet
-    except ImportError as error:
-        raise DataError("Reading these files needs pyarrow; run pip install pyarrow.") from error
+    parquet = required("pyarrow.parquet", "data", "Parquet files")
     with _reading(file):
         # As a dictionary each image is read once, however often it is said to occur: so its size is known before.
-        table = pyarrow.parquet.ParquetFile(file, read_dictionary=["img.bytes"])
+        table = parquet.ParquetFile(file, read_dictionary=["img.bytes"])
         size = sum(table.metadata.row_group(i).total_byte_size for i in range(table.num_row_groups))
         if table.metadata.num_rows > MOST or size > WHOLE:
             raise ValueError(f"it holds {table.metadata.num_rows} rows and {size} bytes")
@@ -262,13 +259,11 @@ def _decoded(images: list[tuple[bytes | None, Path]]) -> np.ndarray:
 
 def _pixels(image: bytes | None, file: Path) -> bytes:
     """One PNG or JPEG as 32×32×3 bytes; its size is read before it is decoded."""
-    from PIL.JpegImagePlugin import JpegImageFile
-    from PIL.PngImagePlugin import PngImageFile
-
     content = image or b""
     try:
         # Not Image.open, which warns of large images, and then opens them.
-        kind = PngImageFile if content.startswith(b"\x89PNG") else JpegImageFile
+        name = "Png" if content.startswith(b"\x89PNG") else "Jpeg"
+        kind = getattr(required(f"PIL.{name}ImagePlugin", "data", "Encoded images"), f"{name}ImageFile")
         with kind(io.BytesIO(content)) as opened:
             if opened.size != (32, 32):
                 size = "×".join(map(str, opened.size))

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
 from lazyscope.data.images import Images
 from lazyscope.errors import DataError
+from lazyscope.extras import required
 
 MEAN, STD = 0.3053, 0.3760
 """Of all pixels, on the scale from 0 to 1."""
@@ -20,9 +23,7 @@ def digits(*, n: int | None = None, seed: int | None = None) -> tuple[Float[Tens
     >>> x.shape, y[:5].tolist()
     (torch.Size([1797, 1, 8, 8]), [0, 1, 2, 3, 4])
     """
-    from sklearn.datasets import load_digits  # scikit-learn takes a second to import
-
-    found = load_digits()
+    found = _load()
     x = normalise(torch.from_numpy(found.images)[:, None].float() / 16)
     y = torch.from_numpy(found.target).long()
     order = (
@@ -37,9 +38,7 @@ def digits(*, n: int | None = None, seed: int | None = None) -> tuple[Float[Tens
 
 def images(seed: int) -> Images:
     """All digits as bytes, shuffled by the seed; white is 16."""
-    from sklearn.datasets import load_digits
-
-    found = load_digits()
+    found = _load()
     order = torch.randperm(len(found.target), generator=torch.Generator().manual_seed(seed), device="cpu")
     pixels = torch.from_numpy(found.images)[:, None].to(torch.uint8)
     return Images(pixels[order], torch.from_numpy(found.target).long()[order], (MEAN,), (STD,), white=16)
@@ -48,3 +47,8 @@ def images(seed: int) -> Images:
 def normalise(x: Float[Tensor, "n 1 height width"]) -> Float[Tensor, "n 1 height width"]:
     """Pixels in [0, 1] to mean 0 and variance 1 over the data set."""
     return (x - MEAN) / STD
+
+
+def _load() -> Any:
+    """Load scikit-learn's digits; it is imported here because that takes a second."""
+    return required("sklearn.datasets", "data", "The digits").load_digits()

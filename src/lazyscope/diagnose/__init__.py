@@ -1,4 +1,4 @@
-"""Before and after: how far activations, kernels and weights have moved; what is compared is handed over."""
+"""Measurements of how far activations, tangent kernels and weights move during training."""
 
 from lazyscope.diagnose.activations import Stability, activation_stability
 from lazyscope.diagnose.drift import kernel_alignment, kernel_drift, target_alignment, weight_displacement

@@ -1,4 +1,4 @@
-"""Stability of activations (supplement, C.2): which ReLUs are on, and which entry wins a max-pool, before and after."""
+"""The stability of activations (supplement, C.2): the states of ReLUs and max-pools before and after training."""
 
 from __future__ import annotations
 
@@ -31,34 +31,52 @@ _POOLS = {_ATEN.max_pool2d_with_indices.default, _ATEN.max_pool3d_with_indices.d
 @final
 @dataclass(frozen=True)
 class Stability:
-    """Shares between 0 and 1, one a layer, in the order in which the forward comes to them."""
+    """The fractions of stable activations, from 0 to 1, one per layer in the order of the forward pass."""
 
     relu: tuple[float, ...]
-    """s_ℓ: the pre-activations (samples × units) with sign(z) the same before and after."""
+    """For each ReLU layer, the fraction s_ℓ of pre-activations z (samples × units) whose sign is unchanged."""
     pool: tuple[float, ...]
-    """The windows of each max-pool whose largest entry is at the same place."""
+    """For each max-pool, the fraction of windows whose largest entry is at the same position."""
 
     @property
     def mean(self) -> float:
-        """The average of s_ℓ over the ReLU layers: what Figure 3(a) shows."""
+        """The mean of s_ℓ over the ReLU layers, as in Figure 3(a)."""
         return math.fsum(self.relu) / len(self.relu)
 
 
 def activation_stability(model: Model, x: Inputs, v: Params, alpha: float | int = 1.0, *, size: int = 500) -> Stability:
-    """Compare the activations on x at w₀ and at w = w₀ + v/α, `size` samples at a time.
+    """Compare the activations of a ReLU network at w₀ and at w = w₀ + v/α.
 
-    For large α a float32 w₀ + v/α rounds to w₀, and every unit would seem stable. So both forwards run in float64,
-    from v: signs are then right for every α up to some 10¹²; at α = ∞ nothing moves, and the stability is 1.
+    Both forward passes run in float64, since w₀ + v/α in float32 would round to w₀ for large α and every unit would
+    appear to be stable. The signs are resolved for α up to about 10¹². At α = ∞, the weights do not move, and the
+    stability is 1.
 
-    >>> net = torch.nn.Sequential(torch.nn.Linear(1, 1, bias=False), torch.nn.ReLU())
-    >>> model = Model(net)
-    >>> x, v = torch.tensor([[1.0], [0.0]]), {"0.weight": -2 * model.params["0.weight"]}
-    >>> activation_stability(model, x, v).relu, activation_stability(model, x, v, alpha=1e3).relu
-    ((0.5,), (1.0,))
+    Args:
+        model: The model, with weights w₀.
+        x: The inputs of n samples.
+        v: The coordinates v by parameter name.
+        alpha: The scale α, positive.
+        size: The number of samples to evaluate at a time.
+
+    Returns:
+        The fractions of ReLU units and of max-pooling windows whose state is unchanged.
+
+    Raises:
+        InputError: If the names of `v` are not those of the parameters.
+        ModelError: If the model has no ReLU.
+
+    Example:
+        >>> net = torch.nn.Sequential(torch.nn.Linear(1, 1, bias=False), torch.nn.ReLU())
+        >>> model = Model(net)
+        >>> x, v = torch.tensor([[1.0], [0.0]]), {"0.weight": -2 * model.params["0.weight"]}
+        >>> activation_stability(model, x, v).relu, activation_stability(model, x, v, alpha=1e3).relu
+        ((0.5,), (1.0,))
     """
     epsilon = 1 / float(check_alpha(alpha))
     if set(v) != set(model.params):
-        raise InputError("v must have the names of the model's parameters; pass dict(scaled.named_parameters()).")
+        raise InputError(
+            "The names of v must be those of the model's parameters; pass dict(scaled.named_parameters())."
+        )
     exact = model.double()
     moved = {name: w + epsilon * v[name].detach().to(w) for name, w in exact.params.items()}
     keys, leaves = flatten(x)
@@ -80,14 +98,14 @@ def activation_stability(model: Model, x: Inputs, v: Params, alpha: float | int 
 
 
 def _watched(model: Model, x: Inputs, params: Params) -> dict[str, list[Tensor]]:
-    """The signs that enter each ReLU and the winners of each max-pool, in the order of the forward."""
+    """The signs of the inputs of each ReLU and the positions of the maxima of each max-pool, in forward order."""
     with torch.no_grad(), _Watch() as watch:
         model(x, params=params)
     return {"relu": watch.signs, "pool": watch.winners}
 
 
 class _Watch(TorchDispatchMode):
-    """Sees every operation of a forward, whether a module, a function or an in-place form called it."""
+    """Records ReLU and max-pool operations of a forward pass, whether called as modules, functions or in place."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]

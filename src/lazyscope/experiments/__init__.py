@@ -1,6 +1,6 @@
-"""Every figure of the sources, one short file each.
+"""The figures of the sources, in one short file per figure.
 
-A file of this folder that ends with `EXPERIMENT = Experiment(...)` is found by itself; nothing else lists it.
+A file in this folder that defines `EXPERIMENT = Experiment(...)` is discovered automatically.
 """
 
 from __future__ import annotations
@@ -16,21 +16,32 @@ from lazyscope.lab.experiment import Experiment
 
 
 def experiments() -> dict[str, Experiment]:
-    """All experiments of this folder by name, in alphabetical order."""
+    """Return all experiments of this folder by name, in alphabetical order."""
     modules = [importlib.import_module(f"{__name__}.{found.name}") for found in pkgutil.iter_modules(__path__)]
     found = [module.EXPERIMENT for module in modules if hasattr(module, "EXPERIMENT")]
     return {experiment.name: experiment for experiment in sorted(found, key=lambda e: e.name)}
 
 
 def find(name: str) -> Experiment:
-    """An experiment by name, or the user's own as `package.module:NAME`, seen from the current folder."""
+    """Return an experiment by its name.
+
+    Args:
+        name: The name of an experiment of this folder, or `package.module:NAME` for the user's own experiment, whose
+            module must be importable from the current folder.
+
+    Returns:
+        The experiment.
+
+    Raises:
+        ExperimentError: If there is no such experiment.
+    """
     if ":" in name:
         return _load(name)
     known = experiments()
     if name in known:
         return known[name]
     close = difflib.get_close_matches(name, known, n=1)
-    remedy = f"did you mean '{close[0]}'?" if close else f"there are {', '.join(known) or 'none'}."
+    remedy = f"did you mean '{close[0]}'?" if close else f"the experiments are {', '.join(known) or 'none'}."
     raise ExperimentError(f"There is no experiment '{name}'; {remedy}")
 
 
@@ -43,5 +54,5 @@ def _load(address: str) -> Experiment:
     except (ImportError, AttributeError, ValueError) as error:
         raise ExperimentError(f"'{address}' cannot be loaded ({error}); write package.module:NAME.") from error
     if not isinstance(found, Experiment):
-        raise ExperimentError(f"'{address}' is no Experiment; let it name a lazyscope.lab.Experiment.")
+        raise ExperimentError(f"'{address}' is not an Experiment; give the address of a lazyscope.lab.Experiment.")
     return found

@@ -1,4 +1,4 @@
-"""Talk 004, "Adaptivity of neural networks": y = g(Ax) is easy for a regularised net, and not for its kernel."""
+"""Talk 004, "Adaptivity of neural networks": a regularised net learns y = g(Ax) with fewer samples than its kernel."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from lazyscope.lab.style import BLUE, ORANGE, panels
 from lazyscope.problem.adaptivity import Projection, kernel_error, net_error
 
 S = 2
-"""The dimensions that matter."""
+"""The number s of relevant dimensions."""
 
 
 def grid(scale: str) -> list[Params]:
-    """Numbers of samples × dimensions; the seeds of each are one batch."""
+    """List numbers of samples × dimensions; the seeds of each point form one batch."""
     if scale == "paper":
         size: Params = {"test": 2000, "seeds": 5, "width": 200, "steps": 2000, "lr": 0.05}
         counts, dims = [64, 128, 256, 512, 1024, 2048], [10, 20, 40]
@@ -27,12 +27,12 @@ def grid(scale: str) -> list[Params]:
 
 
 def trial(points: list[Params], device: torch.device) -> list[Result]:
-    """Relative errors of both, (seeds,)."""
+    """Measure the relative errors of the net and of the kernel, each of shape (seeds,)."""
     return [one(point, device) for point in points]
 
 
 def one(point: Params, device: torch.device) -> Result:
-    """At one n and d."""
+    """Measure the errors at one n and d."""
     seeds = list(range(int(point["seeds"])))
     problem = Projection.draw(S, int(point["dim"]), int(point["samples"]), int(point["test"]), seeds).to(device)
     net = net_error(problem, seeds, width=int(point["width"]), steps=int(point["steps"]), lr=float(point["lr"]))
@@ -44,49 +44,49 @@ def one(point: Params, device: torch.device) -> Result:
 
 
 def claims(trials: Trials) -> list[Claim]:
-    """Exponents, and how the gap depends on d; on medians over the seeds."""
+    """Check the exponents and how the gap depends on d, on medians over the seeds."""
     dims = np.unique(trials.column("dim"))
     net, kernel = (np.array([learned(trials, int(d), name) for d in dims]) for name in ("net", "kernel"))
     gaps = np.array([gap(trials, int(d)) for d in dims])
-    # With fewer samples, both may be worse than a constant.
+    # With fewer samples, both may be worse than a constant predictor.
     enough = trials.column("samples") >= 3 * trials.column("dim")
     ratio = (np.median(trials.column("net"), axis=1) / np.median(trials.column("kernel"), axis=1))[enough]
     return [
         Claim(
-            f"y = ‖Ax‖, A of {S} rows: the net's error falls faster with n at every d, its exponent lower by 0.25",
+            f"y = ‖Ax‖, A with {S} rows: the net's error falls faster with n at every d, its exponent is lower by 0.25",
             "n^{-1/(s+3)} against n^{-1/d}",
             "; ".join(f"d = {d}: {a:.2f} against {b:.2f}" for d, a, b in zip(dims, net, kernel, strict=True)),
             bool((net <= kernel - 0.25).all()),
         ),
         Claim(
-            "the gap grows with d: the kernel's error less the net's, at the largest n",
-            "A's rows stay as few",
+            "the gap, the kernel's error minus the net's at the largest n, grows with d",
+            "the number of rows of A is fixed",
             ", ".join(f"{g:.3f} at d = {d}" for d, g in zip(dims, gaps, strict=True)),
             bool((np.diff(gaps) > 0).all()),
         ),
         Claim(
             "the net has the lower error at every n ≥ 3d",
             "adaptivity",
-            f"{ratio.min():.3f} to {ratio.max():.3f} of the kernel's",
+            f"{ratio.min():.3f} to {ratio.max():.3f} times the kernel's",
             bool((ratio < 1).all()),
         ),
     ]
 
 
 def learned(trials: Trials, dim: int, name: str) -> float:
-    """Of the power law through the median errors."""
+    """Fit the exponent of the power law through the median errors."""
     found = trials.where(dim=dim)
     return exponent(found.column("samples"), np.median(found.column(name), axis=1))
 
 
 def gap(trials: Trials, dim: int) -> float:
-    """Median error of the kernel less that of the net, at the largest n."""
+    """Compute the median error of the kernel minus that of the net, at the largest n."""
     last = trials.where(dim=dim)[-1].result
     return float(np.median(np.asarray(last["kernel"])) - np.median(np.asarray(last["net"])))
 
 
 def figure(trials: Trials) -> Figure:
-    """Errors against n, a panel for each d."""
+    """Draw the errors against n, with one panel for each d."""
     dims = [int(d) for d in np.unique(trials.column("dim"))]
     canvas, axes = panels(1, len(dims), width=4.0, height=3.5, sharey=True)
     for axis, dim in zip(axes[0], dims, strict=True):
@@ -107,8 +107,8 @@ def figure(trials: Trials) -> Figure:
 EXPERIMENT = Experiment(
     name="adaptivity",
     source="Chizat 2020 (talk), Adaptivity of neural networks",
-    title="A regularised net finds the few dimensions that matter; its kernel does not",
-    cost={"quick": "6 s on two cores", "paper": "15 min on two cores, a minute on a GPU"},
+    title="A regularised net finds the few relevant dimensions; its kernel does not",
+    cost={"quick": "6 s on two cores", "paper": "15 min on two cores, 1 min on a GPU"},
     grid=grid,
     trial=trial,
     figure=figure,

@@ -1,4 +1,4 @@
-"""Theorems 2.2–2.5 and the lemmas, checked: every bound with its constants beside the measured flows."""
+"""Theorems 2.2–2.5 and the lemmas: every bound, with its constants, compared with the measured flows."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ from lazyscope.theory.lazy import finite_horizon
 COLOURS = (BLUE, ORANGE, GREEN, RED)
 THEOREMS = ("Theorem 2.2", "Theorem 2.3", "Theorem 2.4", "Lemma B.1", "Lemma B.2")
 QUANTITIES = ("outputs", "displacement", "weights", "weights_tight", "unseen")
-"""What Theorem 2.3, B.2 and Proposition A.1 bound."""
+"""The quantities that Theorem 2.3, Lemma B.2 and Proposition A.1 bound."""
 
 TIMES = 40
 
 
 def grid(scale: str) -> list[Params]:
-    """Random problems; one net over α and K; over-parameterised nets; under-parameterised ones over α."""
+    """List random problems, one net over α and K, over-parameterised nets, and under-parameterised nets over α."""
     paper = scale == "paper"
     count, alphas, ks = (240, np.geomspace(1, 1e4, 9), (0.5, 2.0, 8.0)) if paper else (8, (1.0, 100.0), (0.5, 4.0))
     points: list[Params] = [{"part": "random", "seed": seed} for seed in range(count)]
@@ -41,13 +41,13 @@ def grid(scale: str) -> list[Params]:
 
 
 def trial(points: list[Params], device: torch.device) -> list[Result]:
-    """Small float64 problems: on the CPU, whatever the device."""
+    """Measure the points on the CPU, whatever the device, since the problems are small and in float64."""
     parts = {"random": _random, "horizon": _horizon, "over": _over, "under": _under}
     return [parts[str(point["part"])](point) for point in points]
 
 
 def _random(point: Params) -> Result:
-    """All certificates of a random problem."""
+    """Compute all certificates of a random problem."""
     p = RandomProblem.draw(int(point["seed"]))
     told = {"alpha": p.alpha, "K": p.K, "centred": p.centred, "unseen": p.unseen, "constants": p.constants}
     found = certify(p.model, p.loss, p.x, p.y, points=6, **told)  # type: ignore[arg-type]
@@ -61,7 +61,7 @@ def _random(point: Params) -> Result:
 
 
 def _net(width: int, dim: int, n: int, seed: int, tau: float = 1.0) -> tuple[TwoLayer, Tensor, Tensor]:
-    """A net of sine neurons, points on the sphere and Gaussian targets."""
+    """Draw a net with sine activation, points on the sphere and Gaussian targets."""
     random = torch.Generator().manual_seed(seed)
     net = TwoLayer.gaussian(width, dim, [seed], tau=tau, activation=torch.sin)[0].to(torch.float64)
     x = normalize(torch.randn(n, dim, generator=random, dtype=torch.float64), dim=1)
@@ -69,7 +69,7 @@ def _net(width: int, dim: int, n: int, seed: int, tau: float = 1.0) -> tuple[Two
 
 
 def _horizon(point: Params) -> Result:
-    """Theorem 2.3 on one net: bounds and distances at T = K/Lip(h)²."""
+    """Apply Theorem 2.3 to one net: bounds and distances at T = K/Lip(h)²."""
     net, x, y = _net(20, 4, 8, 0)
     told = {"alpha": float(point["alpha"]), "centred": True}
     certificate = finite_horizon(net, x, y, K=float(point["K"]), unseen=-x, **told)  # type: ignore[arg-type]
@@ -84,7 +84,7 @@ def _horizon(point: Params) -> Result:
 
 
 def _over(point: Params) -> Result:
-    """Theorem 2.4 just above its threshold α = ‖y*‖/C₀: the loss's way down, and its rate."""
+    """Apply Theorem 2.4 just above its threshold α = ‖y*‖/C₀: the decrease of the loss, and its rate."""
     net, x, y = _net(40, 5, 3, int(point["seed"]))
     constants = TwoLayerConstants(net, x)
     told = {"centred": True, "constants": constants}
@@ -108,7 +108,10 @@ def _over(point: Params) -> Result:
 
 
 def _under(point: Params) -> Result:
-    """Theorem 2.5: fewer parameters than points, the best-conditioned of 20 draws, as the solver is explicit."""
+    """Apply Theorem 2.5 with fewer parameters than points.
+
+    The net is the best conditioned of 20 draws, because the ODE solver is explicit.
+    """
     alpha = float(point["alpha"])
     draws = [_net(2, 3, 16, seed, tau=3.0) for seed in range(20)]
     net, x, y = min(draws, key=lambda draw: _condition(draw[0], draw[1]))
@@ -133,7 +136,7 @@ def _under(point: Params) -> Result:
 
 
 def _spectrum(net: TwoLayer, x: Tensor) -> Tensor:
-    """The positive eigenvalues of Σ(w₀), one a parameter."""
+    """Compute the positive eigenvalues of Σ(w₀), one per parameter."""
     eigenvalues: Tensor = torch.linalg.eigvalsh(net.coordinates(x, centred=True).kernel() / len(x))
     return eigenvalues[-(net.a.numel() + net.b.numel()) :]
 
@@ -144,7 +147,7 @@ def _condition(net: TwoLayer, x: Tensor) -> float:
 
 
 def _moved(net: TwoLayer, radius: float, seed: int) -> TwoLayer:
-    """The net at a random point at this distance from w₀."""
+    """Return the net at a random point at this distance from w₀."""
     random = torch.Generator().manual_seed(seed)
     v = {name: torch.randn(w.shape, generator=random, dtype=w.dtype) for name, w in net.params.items()}
     length = math.sqrt(sum(float(move.square().sum()) for move in v.values()))
@@ -152,7 +155,10 @@ def _moved(net: TwoLayer, radius: float, seed: int) -> TwoLayer:
 
 
 def _least_curvature(net: TwoLayer, x: Tensor, y: Tensor, alpha: float, end: float) -> float:
-    """The smallest eigenvalue of the Hessian of v ↦ R(y_α(v)) at the flow's end: positive at a strict minimum."""
+    """Compute the smallest eigenvalue of the Hessian of v ↦ R(y_α(v)) at the end of the flow.
+
+    It is positive at a strict minimum.
+    """
     told = {"alpha": alpha, "centred": True, "times": [end], "keep_params": True, "rtol": 1e-9, "atol": 1e-12}
     path = gradient_flow(net, Square(), x, y, tolerance=0.0, **told)  # type: ignore[arg-type]
     assert path.params is not None
@@ -168,14 +174,14 @@ def _least_curvature(net: TwoLayer, x: Tensor, y: Tensor, alpha: float, end: flo
 
 
 def judged(random: Trials, name: str) -> list[tuple[str, float]]:
-    """The verdict on each random problem, and how much of the tightest bound was used."""
+    """Return the verdict on each random problem, and the largest ratio of a measurement to its bound."""
     columns = ("names", "verdicts", "ratios")
     rows = (row for t in random for row in zip(*(np.asarray(t.result[c]) for c in columns), strict=True))
     return [(str(verdict), float(ratio)) for found, verdict, ratio in rows if str(found) == name]
 
 
 def claims(trials: Trials) -> list[Claim]:
-    """No bound is violated; the rates are there."""
+    """Check that no bound is violated, and that the measured rates agree with the theorems."""
     random, horizon = trials.where(part="random"), trials.where(part="horizon")
     over, under = trials.where(part="over"), trials.where(part="under")
     found = []
@@ -185,9 +191,9 @@ def claims(trials: Trials) -> list[Claim]:
         worst = max(used, default=0.0, key=lambda ratio: math.inf if math.isnan(ratio) else ratio)
         found.append(
             Claim(
-                f"{name}: never violated on {len(random)} random problems, and applies to some",
+                f"{name}: never violated on {len(random)} random problems, and it applies to some of them",
                 "supplement, A.3 and B",
-                f"applies to {len(used)} of {len(every)}; at most {worst:.3f} of a bound is used",
+                f"applies to {len(used)} of {len(every)}; measured/bound is at most {worst:.3f}",
                 len(used) > 0 and worst <= 1,
             )
         )
@@ -201,16 +207,18 @@ def claims(trials: Trials) -> list[Claim]:
     return [
         *found,
         Claim(
-            "all bounds hold over α and K, and just above 2.4's threshold",
+            "all bounds hold for all α and K, and just above the threshold of Theorem 2.4",
             "Thm 2.3, 2.4, B.2, Prop. A.1",
-            f"at most {most:.2f} of a bound is used",
+            f"measured/bound is at most {most:.2f}",
             most <= 1,
         ),
         Claim("over-parameterised: rate ≥ mσ²_min/4", "Thm 2.4", f"{least:.2f} times that", least >= 1),
-        Claim("under-parameterised: log-linear, R² ≥ 0.99", "Thm 2.5", f"R² = {r_squared:.4f}", r_squared >= 0.99),
-        Claim("its rate tends to the tangent model's (5 %)", "Thm 2.5", f"{drift:.2%} off", drift <= 0.05),
         Claim(
-            "its limit: positive loss, no gradient, positive curvature",
+            "under-parameterised: log-linear decay, R² ≥ 0.99", "Thm 2.5", f"R² = {r_squared:.4f}", r_squared >= 0.99
+        ),
+        Claim("its rate tends to that of the tangent model (within 5 %)", "Thm 2.5", f"{drift:.2%} off", drift <= 0.05),
+        Claim(
+            "its limit has positive loss, zero gradient and positive curvature",
             "Thm 2.5: a local minimum",
             f"loss {rest:.2f}, gradient {left:.0e}, curvature {curvature:.1e}",
             rest > 0.01 and left < 1e-5 and curvature > 0,
@@ -219,7 +227,7 @@ def claims(trials: Trials) -> list[Claim]:
 
 
 def figure(trials: Trials) -> Figure:
-    """Theorem 2.3 over α and K, 2.4 and 2.5 in time, and how much of each bound random problems use."""
+    """Draw Theorem 2.3 over α and K, Theorems 2.4 and 2.5 in time, and measured/bound for the random problems."""
     page, axes = panels(2, 2, width=4.6, height=3.3)
     _draw_horizon(axes[0, 0], trials.where(part="horizon"))
     for trial_, colour in zip(trials.where(part="over"), COLOURS, strict=False):

@@ -1,4 +1,4 @@
-"""Figures 3(a) and 7(a): VGG-11 on CIFAR-10 from standard to lazy training, against the scale α."""
+"""Figures 3(a) and 7(a): VGG-11 on CIFAR-10 from standard to lazy training, as a function of the scale α."""
 
 from __future__ import annotations
 
@@ -34,14 +34,14 @@ DECAY = 1 / 3
 
 @dataclass(frozen=True)
 class Setting:
-    """A net, the images that it takes, and how they are augmented."""
+    """A net, its images and their augmentation."""
 
     layers: tuple[int | str, ...]
     images: Callable[[], tuple[Images, Images]]
     padding: int
     flips: bool
     size: int
-    """Images evaluated at a time: it divides the data, since each shape costs a trace of the net."""
+    """The number of images evaluated at a time. It divides the number of images, since each new shape is traced."""
 
 
 def _digits() -> tuple[Images, Images]:
@@ -53,13 +53,13 @@ SETTINGS = {
     "VGG-11 on CIFAR-10": Setting(
         VGG11, lambda: (cifar10.images("train"), cifar10.images("test")), padding=4, flips=True, size=1000
     ),
-    # Halves 8×8 pixels down to one, as VGG-11 does 32×32; a mirrored digit is another sign, so there are no flips.
+    # Reduces 8×8 pixels to one, as VGG-11 reduces 32×32; a mirrored digit is not a digit, so there are no flips.
     "small VGG on digits": Setting((12, "pool", 24, "pool", 48, 48, "pool"), _digits, padding=1, flips=False, size=256),
 }
 
 
 def grid(scale: str) -> list[Params]:
-    """One α a point, ∞ the last."""
+    """List one α per point; the last is ∞."""
     if scale == "paper":
         size: Params = {"setting": "VGG-11 on CIFAR-10", "epochs": 70, "batch": 128, "lr": 1.0, "seed": 0}
         alphas = [10.0**k for k in range(8)]
@@ -70,13 +70,13 @@ def grid(scale: str) -> list[Params]:
 
 
 def square(outputs: Tensor, labels: Tensor) -> Tensor:
-    """The mean over samples and outputs of (y - e_label)²."""
+    """Compute the mean over samples and outputs of (y - e_label)²."""
     target = labels[:, None] == torch.arange(outputs.shape[1], device=labels.device)
     return F.mse_loss(outputs, target.to(outputs.dtype))
 
 
 def trial(points: list[Params], device: torch.device) -> list[Result]:
-    """Train α(h(w₀ + v/α) - h(w₀)), then measure accuracies, losses and what became of the activations."""
+    """Train α(h(w₀ + v/α) - h(w₀)), then measure accuracies, losses and the stability of activations."""
     return [_train(point, device) for point in points]
 
 
@@ -121,7 +121,7 @@ def _train(point: Params, device: torch.device) -> Result:
 
 
 def claims(trials: Trials) -> list[Claim]:
-    """The drop, the plateau, and the activations."""
+    """Check the drop in accuracy, the plateau, and the stability of activations."""
     paper = trials[0].params["setting"] == "VGG-11 on CIFAR-10"
     alpha, test, train = (trials.column(name) for name in ("alpha", "test_accuracy", "train_accuracy"))
     stability = trials.column("stability")
@@ -134,7 +134,7 @@ def claims(trials: Trials) -> list[Claim]:
     diverged = [f"{a:g}" for a, status in zip(alpha, trials.column("status"), strict=True) if status == "diverged"]
     return [
         Claim(
-            f"α = 1: test accuracy ≥ {standard:.0%}, none diverged",
+            f"α = 1: test accuracy ≥ {standard:.0%}, and no α diverged",
             "Fig. 3(a): standard training does well",
             f"{test[0]:.1%}" + (f", diverged at {', '.join(diverged)}" if diverged else ""),
             bool(test[0] >= standard) and not diverged,
@@ -152,7 +152,7 @@ def claims(trials: Trials) -> list[Claim]:
             gap <= within,
         ),
         Claim(
-            "the lazy model does not overfit: training accuracy within 10 points of the test's for α ≥ 10³",
+            "the lazy model does not overfit: training accuracy within 10 points of the test accuracy for α ≥ 10³",
             "§3.2: a low limit training accuracy and no overfitting",
             f"{100 * float(np.max(train[alpha >= 1e3] - test[alpha >= 1e3])):.1f} points",
             bool(np.max(train[alpha >= 1e3] - test[alpha >= 1e3]) <= 0.1),
@@ -167,7 +167,7 @@ def claims(trials: Trials) -> list[Claim]:
 
 
 def figure(trials: Trials) -> Figure:
-    """Accuracies and stability as Figure 3(a), losses as Figure 7(a), and the way there."""
+    """Draw accuracies and stability as in Figure 3(a), losses as in Figure 7(a), and the training curves."""
     page, axes = panels(1, 3, width=4.4, height=3.5)
     places = np.arange(len(trials), dtype=float)
     ticks = [r"$\infty$" if math.isinf(a) else f"$10^{{{round(math.log10(a))}}}$" for a in trials.column("alpha")]
@@ -192,14 +192,14 @@ def figure(trials: Trials) -> Figure:
 
 
 def _line(axis: Axes, x: np.ndarray, y: np.ndarray, colour: str, label: str) -> None:
-    """Points joined, the limit α = ∞ dotted on."""
+    """Draw joined points, with a dotted line to the limit α = ∞."""
     axis.plot(x[:-1], y[:-1], "o-", color=colour, label=label)
     axis.plot(x[-2:], y[-2:], ":", color=colour)
     axis.plot(x[-1:], y[-1:], "o", color=colour, mfc="white")
 
 
 def _curves(axis: Axes, trials: Trials) -> None:
-    """Mean loss of each epoch's batches, for some α."""
+    """Draw the mean loss over the batches of each epoch, for every α."""
     import matplotlib as mpl
 
     shades = mpl.colormaps["viridis"](np.linspace(0.9, 0.1, len(trials)))

@@ -18,15 +18,15 @@ from lazyscope.model.vgg import VGG11, vgg
 from lazyscope.tangent.spectrum import TOP, spectrum
 
 GAP = 10.0
-"""An order of magnitude between the top 0.2 % and the next one."""
+"""The gap: one order of magnitude between the last of the top 0.2 % of eigenvalues and the next one."""
 
 EXPONENT, BAND = -1.0, 0.35
-"""A decrease of order O(1/i), approximately."""
+"""The decrease is approximately O(1/i)."""
 
 
 @dataclass(frozen=True)
 class Setting:
-    """A net and the images that it takes."""
+    """A net and its images."""
 
     layers: tuple[int | str, ...]
     outputs: int
@@ -35,7 +35,7 @@ class Setting:
     normalise: Callable[[Tensor], Tensor]
 
     def noise(self, n: int, seed: int) -> Tensor:
-        """Images with uniform random pixel values, normalised like the others."""
+        """Draw images with uniform random pixel values, normalised like the real ones."""
         return self.normalise(torch.rand(n, *self.shape, generator=torch.Generator().manual_seed(seed)))
 
 
@@ -47,8 +47,8 @@ SETTINGS = {
         lambda n, seed: cifar10.cifar10("train", n=n, seed=seed)[0],
         cifar10.normalise,
     ),
-    # The same shape of net, halving 8×8 pixels down to one as VGG-11 does 32×32. At n = 500 the top 0.2 % is one
-    # eigenvalue for each output whatever their number; two make a kernel of 1000×1000.
+    # The same architecture for smaller images: it reduces 8×8 pixels to one, as VGG-11 reduces 32×32. At n = 500, the
+    # top 0.2 % is one eigenvalue per output, for any number of outputs; two outputs give a kernel of 1000×1000.
     "small VGG on digits": Setting(
         (32, "pool", 64, "pool", 128, 128, "pool"),
         2,
@@ -60,7 +60,7 @@ SETTINGS = {
 
 
 def grid(scale: str) -> list[Params]:
-    """Both inputs, for several draws of weights and data."""
+    """List both kinds of input, for several draws of weights and data."""
     setting = "VGG-11 on CIFAR-10" if scale == "paper" else "small VGG on digits"
     return [
         {"setting": setting, "inputs": inputs, "n": 500, "seed": seed}
@@ -70,7 +70,7 @@ def grid(scale: str) -> list[Params]:
 
 
 def trial(points: list[Params], device: torch.device) -> list[Result]:
-    """All eigenvalues of Dh(w₀)Dh(w₀)ᵀ, and the line through them after the top 0.2 %, up to the middle."""
+    """Compute all eigenvalues of Dh(w₀)Dh(w₀)ᵀ, and fit their decay from the top 0.2 % to the middle."""
     results: list[Result] = []
     for point in points:
         setting, n, seed = SETTINGS[str(point["setting"])], int(point["n"]), int(point["seed"])
@@ -93,7 +93,7 @@ def trial(points: list[Params], device: torch.device) -> list[Result]:
 
 
 def claims(trials: Trials) -> list[Claim]:
-    """What the text says of the figure, on both inputs; every measure is over all draws."""
+    """Check the statements of the text about the figure, for both kinds of input and over all draws."""
     rows = []
     for inputs in ("images", "noise"):
         these = trials.where(inputs=inputs)
@@ -121,7 +121,7 @@ def claims(trials: Trials) -> list[Claim]:
 
 
 def figure(trials: Trials) -> Figure:
-    """Sorted eigenvalues divided by the largest; the first draw thick, the others thin."""
+    """Draw the sorted eigenvalues divided by the largest; the first draw is thick, the others are thin."""
     page, axes = panels(width=5.2, height=3.8)
     axis = axes[0, 0]
     setting = str(trials[0].params["setting"])

@@ -1,7 +1,8 @@
-"""Figure 3(b): wide convolutional nets, standard and linearised, beside fixed features.
+"""Figure 3(b): wide convolutional nets, standard and linearised, compared with fixed features.
 
-The paper's batch is 8, which a GPU cannot fill: here it is 64 or 128, with a one-cycle step size, for as many epochs
-as stand in the results. Standard nets are the plain modules (α = 1, not centred); linearised ones have α = 10⁷.
+The paper uses a batch size of 8, which is too small to use a GPU efficiently. Here it is 64 or 128, with one-cycle step
+sizes; the results list the number of epochs. Standard nets are the plain modules (α = 1, not centred), and linearised
+nets have α = 10⁷.
 """
 
 from __future__ import annotations
@@ -33,10 +34,10 @@ from lazyscope.model.vgg import vgg, vgg11
 from lazyscope.solve.fixed_features import random_feature_accuracy, scattering_accuracy
 
 ALPHA = 1e7
-"""The paper's scale of a linearised net."""
+"""The scale of a linearised net in the paper."""
 
 PROBE = 256
-"""Test images on which the stability of activations is measured: in float64 it costs as much as an epoch on all."""
+"""The number of test images for the stability of activations; using all of them in float64 would cost one epoch."""
 
 SOURCE = {
     "linearised ResNet": "56.7",
@@ -46,12 +47,12 @@ SOURCE = {
     "standard VGG": "89.7",
     "standard ResNet": "91.0",
 }
-"""The table: rows in its order, and its test accuracies in %."""
+"""The rows of the paper's table in its order, and their test accuracies in %."""
 
 
 @dataclass(frozen=True)
 class Setting:
-    """The data of a scale, its two nets, and what the rows must come to."""
+    """The data of a scale, its two nets, and the expected range of each group of rows."""
 
     images: Callable[[], tuple[Images, Images]]
     nets: dict[str, Callable[[int], nn.Module]]
@@ -59,13 +60,13 @@ class Setting:
     flips: bool
     precision: Precision
     size: int
-    """Images evaluated at a time: it divides the data, since each shape costs a trace of the net."""
+    """The number of images evaluated at a time. It divides the number of images, since each new shape is traced."""
     filters: int
     bounds: dict[str, tuple[float, float]]
 
 
 SIDE = 12
-"""Pixels of the canvas on which the quick digits lie anywhere: centred, they are too easy to tell features apart."""
+"""The side in pixels of the canvas on which quick digits are placed at random. Centred digits would be too easy."""
 
 
 def _digits() -> tuple[Images, Images]:
@@ -80,7 +81,7 @@ def _digits() -> tuple[Images, Images]:
 
 
 def _small_resnet(seed: int) -> nn.Module:
-    """The shape of ResNet-18 for small images: a stem and two stages of one block."""
+    """Build a smaller version of ResNet-18 for small images: a stem and two stages of one block."""
     net = nn.Sequential(
         nn.Conv2d(1, 8, 3, 1, 1),
         nn.ReLU(),
@@ -124,12 +125,12 @@ SETTINGS = {
 
 
 ROWS: dict[str, dict[str, Params]] = {
-    # Linearised: near a net's own limit 2(1 + 0.9)/(λ_max/10), beyond which it is unstable while all classes are as
-    # likely: the largest eigenvalue of its tangent kernel over n is some 260 for VGG-11 with gain 1.3, and 1300 for
-    # ResNet-18 with 1.2, whatever the width. That bounds the progress of a step, so its batches are small and many.
-    # Standard: by runs of width 1 for some epochs, of which lr 0.2 diverged (VGG). Of eight recipes for a VGG of width
-    # 2, judged on 5000 training images held out, smaller batches and other step sizes made no difference, or the net
-    # died; twice the epochs did a little (86.3 to 86.9 %). At quick scale: the best of a few.
+    # Linearised: close to the stability limit 2(1 + 0.9)/(λ_max/10), which holds as long as all classes are equally
+    # likely. λ_max is the largest eigenvalue of the tangent kernel over n, about 260 for VGG-11 with gain 1.3 and 1300
+    # for ResNet-18 with gain 1.2, for every width. It limits the progress of a step, so there are many small batches.
+    # Standard: chosen from runs of width 1 for some epochs, of which lr 0.2 diverged (VGG). Of eight recipes for a VGG
+    # of width 2, compared on 5000 held-out training images, smaller batches and other step sizes made no difference, or
+    # the net died; twice as many epochs helped a little (86.3 to 86.9 %). At quick scale: the best of a few recipes.
     "paper": {
         "linearised ResNet": {"epochs": 7, "batch": 64, "lr": 0.03},
         "linearised VGG": {"epochs": 20, "batch": 64, "lr": 0.1},
@@ -138,7 +139,7 @@ ROWS: dict[str, dict[str, Params]] = {
         "standard VGG": {"epochs": 60, "batch": 128, "lr": 0.05},
         "standard ResNet": {"epochs": 24, "batch": 128, "lr": 0.08},
     },
-    "quick": {  # without scattering, as kymatio may not be installed; all nets train equally long
+    "quick": {  # without scattering, since kymatio may not be installed; all nets train for the same number of epochs
         "linearised ResNet": {"epochs": 20, "batch": 64, "lr": 1.0},
         "linearised VGG": {"epochs": 20, "batch": 64, "lr": 0.5},
         "random features": {},
@@ -149,13 +150,13 @@ ROWS: dict[str, dict[str, Params]] = {
 
 
 def grid(scale: str) -> list[Params]:
-    """One row of the table a point."""
+    """List one row of the table per point."""
     setting = "CIFAR-10" if scale == "paper" else "digits"
     return [{"row": row, "setting": setting, **size} for row, size in ROWS[scale].items()]
 
 
 def trial(points: list[Params], device: torch.device) -> list[Result]:
-    """Each point is a net to train, or features to fit."""
+    """Train a net or fit features at each point."""
     return [_net(point, device) if "epochs" in point else _features(point, device) for point in points]
 
 
@@ -181,7 +182,7 @@ def _net(point: Params, device: torch.device) -> Result:
         found = evaluate(now, F.cross_entropy, x, y, size=setting.size, precision=setting.precision)
         return dict(zip(("test_loss", "test_accuracy"), found, strict=True))
 
-    # Every fifth epoch: the state of a net of half a billion parameters has gigabytes.
+    # Every fifth epoch, because the state of a net with half a billion parameters takes gigabytes.
     with checkpoint(every=5) as file:
         trained = train(net, F.cross_entropy, batches, recipe, watch=watch, every=2, checkpoint=file)
     few = seen[:10_000]  # of the training images, without augmentation
@@ -222,7 +223,7 @@ def _features(point: Params, device: torch.device) -> Result:
 
 
 def claims(trials: Trials) -> list[Claim]:
-    """Each group of rows in its band, and the groups in the table's order."""
+    """Check that each group of rows is in its expected range, and that the groups are in the order of the table."""
     bounds = SETTINGS[str(trials[0].params["setting"])].bounds
     groups: dict[str, dict[str, float]] = {"linearised": {}, "features": {}, "standard": {}}
     for trial in trials:
@@ -250,7 +251,7 @@ def claims(trials: Trials) -> list[Claim]:
     lazy = [float(t.result["stability"]) for t in trials if "stability" in t.result]
     found.append(
         Claim(
-            "linearised: average stability of activations ≥ 99.9 %",
+            "linearised nets: average stability of activations ≥ 99.9 %",
             "100 %",
             ", ".join(f"{s:.3%}" for s in lazy),
             min(lazy) >= 0.999,
@@ -260,7 +261,7 @@ def claims(trials: Trials) -> list[Claim]:
 
 
 def figure(trials: Trials) -> Figure:
-    """The table as bars, with the source's values as marks, and the way of the nets."""
+    """Draw the table as bars, with the values of the source as marks, and the training curves of the nets."""
     page, axes = panels(1, 2, width=5.6, height=3.6)
     bars, curves = axes[0]
     colours = {"linearised": BLUE, "features": GREEN, "standard": ORANGE}

@@ -1,4 +1,4 @@
-"""Slides of 001: gradient descent on quadratics, |w|, Huber, exercises a–c and over-parameterised least squares."""
+"""Slides of 001: gradient descent on quadratics, |w|, Huber's function, exercises a–c and least squares."""
 
 from __future__ import annotations
 
@@ -21,17 +21,20 @@ from lazyscope.theory.convex import absolute_step, absolute_time, best_step, con
 SLOPE = 2.0  # the slide draws 2|x - 0.4|
 STEPS = [0.04, 0.1, 0.2, 0.5, 0.7, 1.5, 1.8, 1.96, 2.0, 2.04, 2.1]
 EXERCISES = {"a": (0.1, "x^2/2"), "b": (0.4, "x^2/2+10^{-5}y^2/2"), "c": (0.1, "x^2/2+|y|")}
-RECORDED = 1000  # times kept of a run: all of a short one, spread over the logarithm in a long one
+RECORDED = 1000  # recorded times of a run: all times of a short run, logarithmically spaced ones of a long run
 
 
 def grid(scale: str) -> list[Params]:
-    """`step` is ηL, and η itself where F has no L. From these starts descent never hits the minimum of |w| exactly."""
+    """List the points. `step` is ηL, or η if F is not smooth.
+
+    From these starting points, gradient descent never reaches the minimum of |w| exactly.
+    """
     paper = scale == "paper"
     steps = sorted({*STEPS, *(k / 25 for k in range(1, 56))}) if paper else STEPS
     curvatures = [2.0**k for k in range(-6, 7, 2)] if paper else [0.25, 1.0, 4.0]
     points = _sweep("quadratic", curvature=curvatures, step=steps, steps=[100])
     for accuracy in [0.5, 0.2, 0.1, 0.05, 0.02, 0.01] if paper else [0.5, 0.1]:
-        steps = [absolute_step(SLOPE, accuracy), SLOPE / accuracy]  # what is true, what is printed
+        steps = [absolute_step(SLOPE, accuracy), SLOPE / accuracy]  # the correct step size, and the one that is printed
         starts, length = [2.033, -0.707, *([3.1777] if paper else [])], max(60, int(8 / accuracy))
         points += _sweep("absolute", accuracy=[accuracy], start=starts, step=steps, steps=[length])
     steps = [0.1, 0.25, 0.4, 0.7, 1.2, 1.5, 1.7, 1.9, 2.2, 2.5, 3.0] if paper else [0.25, 0.7, 1.7, 2.5]
@@ -56,7 +59,7 @@ def _problem(point: Params) -> Convex:
 
 
 def trial(points: list[Params], device: torch.device) -> list[Result]:
-    """All steps η of a problem at once. On the CPU: a step here is shorter than the launch of a GPU kernel."""
+    """Run all step sizes η of a problem at once, on the CPU: a step takes less time than launching a GPU kernel."""
     results: list[Result] = []
     for _, group in groupby(points, key=lambda point: {k: v for k, v in point.items() if k != "step"}):
         members = list(group)
@@ -77,7 +80,7 @@ def _runs(trials: Trials, problem: str) -> list[Run]:
 
 
 def claims(trials: Trials) -> list[Claim]:
-    """What the slides say. Every measure is of the worst run, and small where the claim holds."""
+    """Check the statements of the slides. Each number is that of the worst run, and small if the claim holds."""
     runs = {name: _runs(trials, name) for name in PROBLEMS}
     line, cond, squares, a, b, c = (runs[k] for k in ("quadratic", "conditioned", "least squares", "a", "b", "c"))
     true, printed = ([r for r in runs["absolute"] if (r.step > 1) == misprint] for misprint in (False, True))
@@ -102,10 +105,10 @@ def claims(trials: Trials) -> list[Claim]:
         (1e-9, "‖w_t-w*‖ ≤ ρ^t ‖w₀-w*‖: excess", "conditioning sets the speed", [q.max() for q in rates]),
         (1e-9, "equality in the plane, η = 2/(L+m), ρ = (κ-1)/(κ+1): error", "conditioning sets the speed", plane),
         (1, "|w|, η = ε/G²: (F-F*)/ε for all t ≥ T = |w₀-w*|G/ε", "F-F* ≤ ε after T steps", after),
-        (1e-9, "|w|: oscillates, two values in a row add to ε: error", "then oscillates around w*", swing),
+        (1e-9, "|w|: oscillates, two consecutive values sum to ε: error", "then oscillates around w*", swing),
         (
             1,
-            "|w|, η = G/ε as printed fails: ε/(F-F*) at its best",
+            "|w|, η = G/ε as printed fails: the largest ε/(F-F*)",
             "η = G/ε",
             [r.accuracy / r.value.min() for r in printed],
         ),
@@ -115,16 +118,21 @@ def claims(trials: Trials) -> list[Claim]:
         (0, "a) y never moves: |y_t-y₀|", "exercise", [abs(r.path[:, 1] - r.start) for r in a]),
         (1e-12, "a) F_end/F_0", "exercise", [r.value[-1] / r.value[0] for r in a]),
         (1.01e-5, "b) F_400/F_0", "exercise, κ = 10⁵", low),
-        (0.3, "b) part of ‖w₀-w*‖ gone by t = 400", "exercise, κ = 10⁵", near),
+        (0.3, "b) relative decrease of ‖w_t-w*‖ by t = 400", "exercise, κ = 10⁵", near),
         (1e-12, "c) x converges: |x_end/x₀|", "exercise", [abs(r.path[-1, 0] / r.start) for r in c]),
         (1e-9, "c) y oscillates: |y_t|+|y_{t+1}| = η at the end: error", "exercise", sway),
         (
             1e-12,
-            "least squares: part of w_t-w₀ outside Im X",
+            "least squares: relative size of the part of w_t-w₀ outside Im X",
             "moves in Im X only",
             [r.drift[1:] / r.moved[1:] for r in squares],
         ),
-        (1e-12, "least squares: distance left to w₀ + X(XᵀX)⁻¹(Y-Xᵀw₀), the closest minimiser", "converges", end),
+        (
+            1e-12,
+            "least squares: relative distance to w₀ + X(XᵀX)⁻¹(Y-Xᵀw₀), the closest minimiser, at the end",
+            "converges",
+            end,
+        ),
     ]
     worst = [float(np.max([np.max(value) for value in values])) for *_, values in rows]
     return [
@@ -138,7 +146,7 @@ def _wait(run: Run) -> float:
 
 
 def figure(trials: Trials) -> Figure:
-    """The slides' pictures on one page, a topic a row; least squares ends the last two."""
+    """Draw the figures of the slides on one page, one topic per row; least squares is at the end of the last two."""
     page, axes = panels(4, 4, width=3.9, height=3.2)
     runs = {name: _runs(trials, name) for name in PROBLEMS}
     _quadratics(axes[0], {r.step: r for r in runs["quadratic"] if r.curvature == 1})
@@ -153,7 +161,7 @@ def figure(trials: Trials) -> Figure:
 
 
 def _on_curve(axis: Axes, name: str, path: np.ndarray, colour: str, low: float, high: float) -> None:
-    """The iterates on the graph of F; a ring at w₀."""
+    """Draw the iterates on the graph of F, with a ring at w₀."""
     value = PROBLEMS[name]().value
     w, seen = torch.linspace(low, high, 401, dtype=torch.float64)[:, None], torch.from_numpy(path)
     axis.plot(w[:, 0], value(w), color="#888888", lw=1.2)
@@ -179,14 +187,14 @@ def _absolute(axes: np.ndarray, runs: list[Run]) -> None:
     coarse = next(r for r in runs if r.accuracy == 0.5)
     fine, printed = (r for r in runs if r.accuracy == 0.1)
     _on_curve(axes[0], "absolute", coarse.path, BLUE, -1.2, 2.3)
-    axes[0].set(title=r"$2|w-0.4|$, $\varepsilon=0.5$: moves, oscillates")
+    axes[0].set(title=r"$2|w-0.4|$, $\varepsilon=0.5$: descends, then oscillates")
     true, misprint = r"\varepsilon/G^2$", r"G/\varepsilon$ (as printed)"
     for run, colour, formula in ((printed, RED, misprint), (coarse, BLUE, true), (fine, GREEN, true)):
         label = rf"$\varepsilon={run.accuracy}$, $\eta={formula}"
         axes[1].semilogy(run.times, run.value, ".-", color=colour, lw=1, label=label)
         axes[1].axhline(run.accuracy, color=colour, ls="--", lw=1)
         axes[1].axvline(_wait(run), ymax=0.55, color=colour, ls=":", lw=1)
-    axes[1].set(title=r"its $F-F^*$; $\varepsilon$ dashed, $T$ dotted", xlabel="$t$", xlim=(0, 60), ylim=(1e-2, 1e5))
+    axes[1].set(title=r"$F-F^*$; $\varepsilon$ dashed, $T$ dotted", xlabel="$t$", xlim=(0, 60), ylim=(1e-2, 1e5))
     axes[1].legend()
 
 
@@ -237,7 +245,7 @@ def _exercise(axis: Axes, run: Run) -> None:
 
 def _least_squares(axes: np.ndarray, runs: list[Run]) -> None:
     first = ("value", "$F(w_t)$", ORANGE), ("distance", r"$\|w_t-\bar{w}\|$, $\bar{w}$ closest minimiser", BLUE)
-    second = ("moved", r"$\|w_t-w_0\|$", GREEN), ("drift", "its part outside Im $X$", RED)
+    second = ("moved", r"$\|w_t-w_0\|$", GREEN), ("drift", "part outside Im $X$", RED)
     for axis, curves in zip(axes, (first, second), strict=True):
         for name, label, colour in curves:
             table = np.stack([getattr(run, name) for run in runs], 1)

@@ -1,4 +1,4 @@
-"""Figure 1(a,b): twenty neurons in the plane learn a teacher of three, or do not need to move."""
+"""Figure 1(a,b): twenty neurons in the plane move to the directions of a teacher of three, or barely move."""
 
 from __future__ import annotations
 
@@ -17,23 +17,23 @@ from lazyscope.problem.teacher import Teacher
 
 TEST = 1000
 DRAWN = 9
-"""The seed in the picture: teacher neurons of both signs, far apart."""
+"""The seed of the figure; its teacher has neurons of both signs, far apart."""
 NEAR = 20.0
-"""Degrees. Neighbours among 15 random points on the circle are up to 50-110° apart and hold a neuron's direction only
-so well: over 100 seeds the median share of mass is 0.68 within 10° of the teacher's, and 0.91 within 20°. With 60
-points it is 0.84 within 10°."""
+"""The angle in degrees within which a direction counts as found. Neighbours among 15 random points on the circle are up
+to 50-110° apart, so the data determine a direction only roughly: over 100 seeds, the median share of mass is 0.68
+within 10° of the teacher's directions and 0.91 within 20°. With 60 points, it is 0.84 within 10°."""
 
 
 def grid(scale: str) -> list[Params]:
-    """Both scales of the start; at `quick` steps ten times as long, to the same time."""
+    """List both scales of the initialisation; `quick` uses ten times larger steps, up to the same time."""
     steps, lr = (10_000, 0.05) if scale == "quick" else (100_000, 0.005)
     size: Params = {"train": 15, "width": 20, "steps": steps, "lr": lr}
-    seeds = range(51) if scale == "quick" else range(101)  # losses of 21 still vary by a factor of two
+    seeds = range(51) if scale == "quick" else range(101)  # with 21, losses still vary by a factor of two
     return [{"tau": tau, "symmetrised": True, "seed": seed, **size} for seed in seeds for tau in (0.1, 2.0)]
 
 
 def trial(points: list[Params], device: torch.device) -> list[Result]:
-    """Descent of all points as one family, in tangent coordinates: the start u₀ at α = τ² and the step αη."""
+    """Train all points in one batch, in tangent coordinates: with initialisation u₀, α = τ² and step size αη."""
     train, width, steps = (int(points[0][name]) for name in ("train", "width", "steps"))
     problem = Teacher.draw(2, train, TEST, [int(point["seed"]) for point in points], device)
     net = TwoLayer.pad([_start(point, width) for point in points]).to(device)
@@ -71,7 +71,7 @@ def trial(points: list[Params], device: torch.device) -> list[Result]:
 
 
 def _start(point: Params, width: int) -> TwoLayer:
-    """u₀: the start at τ = 1."""
+    """Return u₀, the initialisation at τ = 1."""
     seed = int(point["seed"])
     if point["symmetrised"]:
         return TwoLayer.circle(width // 2, [seed]).symmetrised()[0]
@@ -79,7 +79,7 @@ def _start(point: Params, width: int) -> TwoLayer:
 
 
 def figure(trials: Trials) -> Figure:
-    """One panel a scale, for one seed."""
+    """Draw one panel per scale, for one seed."""
     canvas, axes = panels(1, 2, width=3.6, height=3.6)
     for axis, tau, title in zip(axes[0], (0.1, 2.0), ("Non-lazy", "Lazy"), strict=True):
         draw(axis, trials.where(tau=tau, seed=DRAWN)[0])
@@ -89,7 +89,7 @@ def figure(trials: Trials) -> Figure:
 
 
 def explain(canvas: Figure) -> None:
-    """What the marks mean, under the panels."""
+    """Draw the legend below the panels."""
     marks = [
         Line2D([], [], color=RED, marker="o", markeredgecolor="white", label="neuron $|a_j|b_j$ with $a_j>0$"),
         Line2D([], [], color=BLUE, marker="o", markeredgecolor="white", label="with $a_j<0$"),
@@ -100,10 +100,10 @@ def explain(canvas: Figure) -> None:
 
 
 def draw(axis: Axes, trial: Trial) -> None:
-    """Paths |a_j|b_j and where they end, red for a_j > 0, over the teacher's arrows and the unit circle."""
+    """Draw the paths |a_j|b_j and their ends, red for a_j > 0, with the teacher's arrows and the unit circle."""
     paths, signs = np.asarray(trial.result["paths"]), np.asarray(trial.result["signs"])
     furthest = float(np.abs(paths).max())
-    # Two hundred neurons share the teacher's mass, and each stays so close to 0 that the unit circle would hide them.
+    # Two hundred neurons share the teacher's mass, and each stays so close to 0 that it could not be seen at this size.
     enlarged = furthest < 0.25
     reach = 1.3 * furthest if enlarged else 1.1 * max(1.1, furthest)
     angle = np.linspace(0, 2 * np.pi, 200)
@@ -126,7 +126,7 @@ def draw(axis: Axes, trial: Trial) -> None:
 
 
 def claims(trials: Trials) -> list[Claim]:
-    """What the picture says, on medians over the seeds."""
+    """Check the statements about the figure, on medians over the seeds."""
     feature, lazy = trials.where(tau=0.1), trials.where(tau=2.0)
     tests = [median(trials, "test_loss") for trials in (feature, lazy)]
     return [
@@ -141,31 +141,31 @@ def claims(trials: Trials) -> list[Claim]:
 
 
 def median(trials: Trials, name: str) -> float:
-    """Over the seeds."""
+    """Compute the median over the seeds."""
     return float(np.median(trials.column(name)))
 
 
 def compare(feature: Trials, lazy: Trials, source: str, share: float) -> list[Claim]:
-    """Both fit; features are found at τ = 0.1, and not at τ = 2, where neurons hardly move."""
+    """Check that both fit the data; that features are found at τ = 0.1 only; and that neurons barely move at τ = 2."""
     fits = [median(trials, "train_loss") / median(trials, "start_loss") for trials in (feature, lazy)]
     shares = [median(trials, "share") for trials in (feature, lazy)]
     moves = [median(trials, "displacement") for trials in (feature, lazy)]
     return [
         Claim(
-            "both fit the data: the train loss falls below a thousandth of its start",
+            "both fit the data: the training loss falls below a thousandth of its initial value",
             f"{source}: near zero training loss in both cases",
-            f"{fits[0]:.1e} and {fits[1]:.1e} of the start",
+            f"{fits[0]:.1e} and {fits[1]:.1e} of the initial value",
             max(fits) < 1e-3,
         ),
         Claim(
             f"τ=0.1: at least {share:.0%} of the mass ends within {NEAR:g}° of teacher neurons of its sign; "
             "τ=2: under 30%",
-            f"{source}: the features are identified, or not",
+            f"{source}: the features are identified in one case, and not in the other",
             f"{shares[0]:.0%} and {shares[1]:.0%}",
             shares[0] >= share and shares[1] < 0.3,
         ),
         Claim(
-            "τ=2: displacement over ‖w₀‖ at most a fiftieth of that at τ=0.1",
+            "τ=2: the displacement relative to ‖w₀‖ is at most a fiftieth of that at τ=0.1",
             f"{source}: a small displacement is enough",
             f"{moves[1]:.2g} against {moves[0]:.2g}: {moves[0] / moves[1]:.0f} times less",
             moves[1] <= moves[0] / 50,
@@ -176,11 +176,11 @@ def compare(feature: Trials, lazy: Trials, source: str, share: float) -> list[Cl
 EXPERIMENT = Experiment(
     name="cover",
     source="Chizat, Oyallon, Bach 2019, Figure 1(a,b)",
-    title="Neurons move to the teacher's, or stay where they are",
+    title="Neurons move to the teacher's neurons, or barely move",
     cost={"quick": "10 s on two cores", "paper": "2 min on two cores"},
     grid=grid,
     trial=trial,
     figure=figure,
     claims=claims,
-    chunk=102,  # as many as the quick grid has: small nets, whose steps cost calls rather than arithmetic
+    chunk=102,  # the whole quick grid: for such small nets, function calls cost more than arithmetic
 )

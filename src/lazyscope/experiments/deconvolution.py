@@ -1,4 +1,4 @@
-"""Talk 004, "Optimization on measures": conic particle gradient descent finds spikes on the torus, and proves it."""
+"""Talk 004, "Optimization on measures": conic particle descent finds spikes on the torus, with a certificate."""
 
 from __future__ import annotations
 
@@ -36,7 +36,10 @@ RETRACTIONS: dict[str, Retraction] = {"mirror": mirror, "canonical": canonical}
 
 
 def grid(scale: str) -> list[Params]:
-    """Starts × λ on T²; both retractions; fixed positions, β = 0; the line. `quick` has a coarser fixed grid."""
+    """List starts × λ on T², both retractions, fixed positions (β = 0), and the line.
+
+    `quick` has a coarser grid of fixed positions.
+    """
     plane: Params = {"kind": "plane", "retraction": "mirror", "steps": 3000}
     starts = [{**plane, "start": start, "penalty": p} for start in (*STYLES, "5×5") for p in PENALTIES]
     fixed: Params = {"side": 128, "steps": 3000} if scale == "paper" else {"side": 40, "steps": 1500}
@@ -50,7 +53,7 @@ def grid(scale: str) -> list[Params]:
 
 
 def trial(points: list[Params], device: torch.device) -> list[Result]:
-    """Everything on T² that shares a retraction is one family; the rest one by one."""
+    """Run all points on T² with the same retraction in one batch, and the others one by one."""
     found: dict[int, Result] = {}
     for name, retraction in RETRACTIONS.items():
         group = [i for i, point in enumerate(points) if point.get("retraction") == name]
@@ -63,14 +66,14 @@ def trial(points: list[Params], device: torch.device) -> list[Result]:
 
 
 def padded(name: str) -> Measure:
-    """m equal particles of mass 1/4, and massless ones up to 100, which stay so and change nothing."""
+    """Return m equal particles of total mass 1/4, padded to 100 with massless particles, which have no effect."""
     nu = Measure.grid(Torus(2), GRIDS[name], mass=MASS) if name in GRIDS else start(name, MASS)
     rest = 100 - len(nu)
     return nu.joined(Measure.of(nu.domain, torch.zeros(rest, 2).double(), torch.zeros(rest).double()))
 
 
 def plane(points: list[Params], rule: Retraction, device: torch.device) -> list[Result]:
-    """Three spikes on T²."""
+    """Find three spikes on T²."""
     nus = [padded(str(point["start"])).to(device) for point in points]
     family = Measure(Torus(2), *(torch.stack([getattr(nu, name) for nu in nus]) for name in ("theta", "r", "sign")))
     penalties = torch.tensor([float(point["penalty"]) for point in points], dtype=torch.float64)
@@ -94,14 +97,14 @@ def plane(points: list[Params], rule: Retraction, device: torch.device) -> list[
 
 @cache
 def solved(kind: str, penalty: float) -> tuple[Deconvolution, Measure, float]:
-    """The problem, its minimiser (at λ = 0 the truth), and the gap that is proved of it."""
+    """Return the problem, its minimiser (the truth if λ = 0), and the proved gap of the minimiser."""
     problem = Deconvolution.plane(penalty) if kind == "plane" else Deconvolution.line(penalty)
     answer = problem.answer() if penalty else problem.truth
     return problem, answer, dual_certificate(problem.functional, answer, mass=float(problem.truth.mass)).gap
 
 
 def judged(point: Params, nu: Measure, value: np.ndarray, steps: np.ndarray) -> Result:
-    """J - J* along the way, the certificate at the end, and where the spikes are."""
+    """Compute J - J* over the steps, the certificate at the end, and the distances between the spikes."""
     problem, answer, exact = solved(str(point["kind"]), float(point["penalty"]))
     certificate = dual_certificate(problem.functional, nu, mass=None if point["penalty"] else float(problem.truth.mass))
     spikes = nu.merged(0.2, 1e-3 * float(nu.mass))
@@ -116,13 +119,13 @@ def judged(point: Params, nu: Measure, value: np.ndarray, steps: np.ndarray) -> 
         "spikes": len(spikes),
         "error": spike_distance(spikes, answer),
         "bias": spike_distance(answer, problem.truth),
-        # on the line there are more unknowns than frequencies, and no unique first order
+        # on the line there are more unknowns than frequencies, so the first-order bias is not unique
         "unbiased": spike_distance(spikes, problem.first_order()) if nu.domain.dim == 2 else math.nan,
     }
 
 
 def fixed(point: Params, device: torch.device) -> Result:
-    """β = 0 from a fine grid: mirror descent, J - J* at each time beside the lemma's bound."""
+    """Run mirror descent (β = 0) from a fine grid, and compare J - J* with the bound of the lemma."""
     problem, answer, _ = solved("plane", float(point["penalty"]))
     functional, steps = Deconvolution.plane(float(point["penalty"]), device).functional, int(point["steps"])
     nu = Measure.grid(Torus(2), int(point["side"]), mass=MASS)
@@ -138,7 +141,7 @@ def fixed(point: Params, device: torch.device) -> Result:
 
 
 def line(point: Params, device: torch.device) -> Result:
-    """Five signed spikes on T¹, Chizat's steps."""
+    """Find five signed spikes on T¹, with the step sizes of Chizat."""
     count = int(point["particles"])
     weights = torch.full((count,), MASS / count, dtype=torch.float64)
     weights[::2] *= -1
@@ -161,7 +164,10 @@ def line(point: Params, device: torch.device) -> Result:
 
 
 def rate(steps: np.ndarray, excess: np.ndarray) -> tuple[float, float, int]:
-    """A line through log(J - J*) from 10⁻⁴ of its start down to 10⁻¹²: slope a step, R², and the number of points."""
+    """Fit a line to log(J - J*), for J - J* from 10⁻⁴ of its initial value down to 10⁻¹².
+
+    Return the slope per step, R², and the number of points.
+    """
     local = (excess < 1e-4 * excess[0]) & (excess > 1e-12)
     if local.sum() < 3:
         return math.nan, math.nan, int(local.sum())
@@ -172,14 +178,14 @@ def rate(steps: np.ndarray, excess: np.ndarray) -> tuple[float, float, int]:
 
 
 def fall(result: Result) -> float:
-    """The power of log t/t that J - J* follows over the last decade of a run with β = 0."""
+    """Fit the power of log t/t that J - J* follows over the last decade of a run with β = 0."""
     steps, excess = np.asarray(result["steps"]), np.asarray(result["excess"])
     last = steps > steps[-1] / 10
     return exponent(np.log(steps[last]) / steps[last], excess[last])
 
 
 def claims(trials: Trials) -> list[Claim]:
-    """What is proved at the end of each run, the local rate, and the rate with fixed positions."""
+    """Check the certificates at the end of each run, the local rate, and the rate with fixed positions."""
     runs = trials.where(kind="plane", retraction="mirror")
     many = [runs.where(start="10×10", penalty=p)[0].result for p in (1.0, 4.0)]
     other = trials.where(retraction="canonical")[0].result
@@ -195,13 +201,13 @@ def claims(trials: Trials) -> list[Claim]:
     proofs = all(int(r["proved"]) for r in (*many, other, poor, signed))
     return [
         Claim(
-            "100 particles, λ = 1 and 4: J - J* ≤ 10⁻⁸ is proved by the certificate; canonical retraction: 10⁻⁶",
+            "100 particles, λ = 1 and 4: the certificate proves J - J* ≤ 10⁻⁸; with the canonical retraction, 10⁻⁶",
             "converges to a global minimiser",
             f"at most {max(gaps):.1e}; {float(other['gap']):.1e}",
             max(gaps) <= 1e-8 and float(other["gap"]) <= 1e-6 and proofs and exact <= 1e-10,
         ),
         Claim(
-            "the dual certificate there is at most 1 + 10⁻⁸ on all of T²",
+            "the dual certificate of these solutions is at most 1 + 10⁻⁸ on all of T²",
             "non-degenerate dual certificate",
             f"sup η - 1 = {max(tops) - 1:.1e}",
             max(tops) <= 1 + 1e-8,
@@ -209,29 +215,30 @@ def claims(trials: Trials) -> list[Claim]:
         Claim(
             "local convergence is exponential: log(J - J*) is a line with R² ≥ 0.99, λ = 1 and 4",
             "exponential local convergence",
-            " and ".join(f"{fit[0]:.4f} a step, R² {fit[1]:.4f}" for fit in fits),
+            " and ".join(f"{fit[0]:.4f} per step, R² {fit[1]:.4f}" for fit in fits),
             all(fit[1] >= 0.99 and fit[0] < 0 for fit in fits),
         ),
         Claim(
-            "5×5 and 10×10 particles end as three spikes, within 10⁻² of the minimiser's",
+            "5×5 and 10×10 particles converge to three spikes, within 10⁻² of those of the minimiser",
             "figure: particles reach the sources",
             f"within {max(errors):.1e}",
             max(errors) <= 1e-2 and all(int(r["spikes"]) == 3 for r in grids),
         ),
         Claim(
-            f"within 10⁻² of the sources less λ's first-order bias (with it: {float(grids[-1]['bias']):.3f})",
+            "the spikes are within 10⁻² of the sources, corrected for the first-order bias of λ (uncorrected: "
+            f"{float(grids[-1]['bias']):.3f})",
             "figure: particles reach the sources",
             f"within {shift:.1e}",
             shift <= 1e-2,
         ),
         Claim(
-            "three particles from a poor start end above the minimum by 0.1 or more, and the certificate says so",
+            "three particles from a poor start end above the minimum by 0.1 or more, and the certificate detects it",
             "requires m large",
-            f"J - J* = {bad:.2g}, found J' = {float(poor['least']):.2g} < 0",
+            f"J - J* = {bad:.2g}, and J' attains {float(poor['least']):.2g} < 0",
             bad >= 0.1 and float(poor["least"]) <= -0.1 and float(poor["gap"]) >= bad,
         ),
         Claim(
-            "100 particles without λ are slower: J > 10⁻⁶ after as many steps",
+            "100 particles with λ = 0 converge more slowly: J > 10⁻⁶ after the same number of steps",
             "for the regularised case",
             f"{end:.1e}",
             end > 1e-6,
@@ -243,13 +250,13 @@ def claims(trials: Trials) -> list[Claim]:
             abs(power - 1) <= 0.1,
         ),
         Claim(
-            "β = 0: never above the lemma's bound inf J(ν) + H(ν, ν₀)/4αt",
+            "β = 0: J is never above the bound of the lemma, inf J(ν) + H(ν, ν₀)/4αt",
             "mirror descent rate",
-            f"at most {over:.2f} of it",
+            f"at most {over:.2f} of the bound",
             over <= 1,
         ),
         Claim(
-            "five signed spikes on the line: found within 10⁻² of the minimiser's, with their signs",
+            "five signed spikes on the line: found within 10⁻² of those of the minimiser, with the right signs",
             "covered by doubling the space",
             f"{int(signed['spikes'])} spikes, within {float(signed['error']):.1e}; gap {float(signed['gap']):.1e}",
             float(signed["error"]) <= 1e-2 and int(signed["spikes"]) == 5,
@@ -258,7 +265,7 @@ def claims(trials: Trials) -> list[Claim]:
 
 
 def figure(trials: Trials) -> Figure:
-    """The talk's pictures of particles on T², the line, and the rates."""
+    """Draw the talk's figures: particles on T², the line, and the rates."""
     canvas, axes = panels(2, 3, width=4.2, height=3.8)
     runs = trials.where(kind="plane", retraction="mirror")
     titles = "5×5 particles (red), sources (white)", "10×10 particles", r"a poor start: black where $\eta>1$"
@@ -279,7 +286,7 @@ def figure(trials: Trials) -> Figure:
 
 
 def _torus(axis: Axes, trial: Trial) -> None:
-    """Paths over the observed signal, or over η where it exceeds 1."""
+    """Draw the paths over the observed signal; for the poor start, also the region where η exceeds 1."""
     problem = Deconvolution.plane(1.0)
     side = torch.linspace(0, 2 * math.pi, 121, dtype=torch.float64)
     points = torch.cartesian_prod(side, side)
@@ -291,10 +298,10 @@ def _torus(axis: Axes, trial: Trial) -> None:
         origin="lower",
         extent=(0, 2 * math.pi, 0, 2 * math.pi),
         cmap="viridis",
-        interpolation="none",  # as it is: an SVG then holds 121×121 pixels
+        interpolation="none",  # so that an SVG contains 121×121 pixels
     )
     turns = 2 * math.pi * np.stack(np.meshgrid([-1, 0, 1], [-1, 0, 1]), -1).reshape(-1, 2)
-    for turn in turns:  # particles that leave on one side come in on the other
+    for turn in turns:  # particles that leave on one side enter on the other
         axis.plot(*(paths + turn).transpose(2, 0, 1), color=BLACK, linewidth=0.8, zorder=2)
         x, y = (paths[-1] + turn).T
         axis.scatter(x, y, s=30 * r * len(r) ** 0.5, color=RED, linewidth=0, zorder=4)
@@ -309,7 +316,7 @@ def _torus(axis: Axes, trial: Trial) -> None:
 
 
 def _line(axis: Axes, result: Result) -> None:
-    """Positions and signed radii, as Chizat (2019) draws them."""
+    """Draw positions and signed radii, as in Chizat (2019)."""
     paths, heights = (np.asarray(result[name]) for name in ("paths", "heights"))
     for turn in (-2 * math.pi, 0, 2 * math.pi):
         axis.plot(paths + turn, heights, color=BLACK, linewidth=0.7)
@@ -318,9 +325,7 @@ def _line(axis: Axes, result: Result) -> None:
         axis.plot(paths[-1, here], heights[-1, here], "o", color=colour, markersize=4, zorder=3)
     axis.axhline(0, color=BLACK, linewidth=0.8)
     axis.vlines(Deconvolution.line().truth.theta[:, 0].numpy(), *axis.get_ylim(), color="0.7", linestyle=":", zorder=0)
-    axis.set(
-        xlim=(0, 2 * math.pi), title="signed, on the line: sources dotted", xlabel=r"$\theta$", ylabel="signed $r$"
-    )
+    axis.set(xlim=(0, 2 * math.pi), title="signed spikes, sources dotted", xlabel=r"$\theta$", ylabel="signed $r$")
 
 
 def _rates(axis: Axes, runs: Trials) -> None:
@@ -338,7 +343,7 @@ def _rates(axis: Axes, runs: Trials) -> None:
 EXPERIMENT = Experiment(
     name="deconvolution",
     source="Chizat 2020, talk, sparse deconvolution; Chizat 2019, Figures 1 to 3",
-    title="Conic particle gradient descent finds the spikes, and its certificate proves it",
+    title="Conic particle gradient descent finds the spikes, with a certificate of optimality",
     cost={"quick": "8 s on two cores", "paper": "30 s on two cores"},
     grid=grid,
     trial=trial,

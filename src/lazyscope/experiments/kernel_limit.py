@@ -19,31 +19,31 @@ from lazyscope.tangent.limit import limit_kernel
 DIM = 10
 ANGLES = np.linspace(0, math.pi, 61)
 DRAWN = {16: ORANGE, 128: GREEN, 1024: BLUE}
-"""Widths that the left panel draws."""
+"""The widths in the left panel."""
 NEURONS = 1 << 16
-"""Computed at once, 61 numbers each."""
+"""The number of neurons computed at once, with 61 numbers each."""
 
 
 def grid(scale: str) -> list[Params]:
-    """One point a width, with all of its draws."""
+    """List one point per width, with all of its draws."""
     widths, draws = (range(4, 15), 100) if scale == "paper" else ((4, 5, 7, 9, 10, 11), 40)
     return [{"width": 2**k, "draws": draws} for k in widths]
 
 
 def section() -> torch.Tensor:
-    """x at angle 0, then x' along a half circle, in the plane of the first two coordinates: (angles, 10)."""
+    """Return points along a half circle in the plane of the first two coordinates, (angles, 10); the first is x."""
     x = torch.zeros(len(ANGLES), DIM, dtype=torch.float64)
     x[:, 0], x[:, 1] = torch.from_numpy(np.cos(ANGLES)), torch.from_numpy(np.sin(ANGLES))
     return x
 
 
 def trial(points: list[Params], device: torch.device) -> list[Result]:
-    """K_m(x, x') = (1/m) Σ_j (x·x') b_j² σ'(a_j·x) σ'(a_j·x') + σ(a_j·x) σ(a_j·x'), as (draws, angles)."""
+    """Compute K_m(x, x') = (1/m) Σ_j (x·x') b_j² σ'(a_j·x) σ'(a_j·x') + σ(a_j·x) σ(a_j·x'), (draws, angles)."""
     x = section().to(device)
     results: list[Result] = []
     for point in points:
         width, draws = int(point["width"]), int(point["draws"])
-        # One seed draws nested nets, the wider one beginning with the narrower: other widths get other seeds.
+        # Nets of the same seed are nested: the wider net starts with the narrower one. So each width has its own seeds.
         seeds = range(1000 * width, 1000 * width + draws)
         together = max(1, NEURONS // width)
         nets = [TwoLayer.gaussian(width, DIM, seeds[i : i + together]) for i in range(0, draws, together)]
@@ -53,23 +53,23 @@ def trial(points: list[Params], device: torch.device) -> list[Result]:
 
 
 def limit() -> np.ndarray:
-    """Eq. (8) along the section; E(b²) = 1 and E(‖a‖²) = d are what `limit_kernel` takes unless told otherwise."""
+    """Compute Eq. (8) along the section; E(b²) = 1 and E(‖a‖²) = d are the defaults of `limit_kernel`."""
     x = section()
     return limit_kernel(x[:1], x)[0].numpy()
 
 
 def deviations(trials: Trials) -> dict[int, np.ndarray]:
-    """K_m - K of each draw, (draws, angles), by m."""
+    """Return K_m - K of each draw, (draws, angles), by m."""
     return {int(trial.params["width"]): np.asarray(trial.result["kernels"]) - limit() for trial in trials}
 
 
 def errors(trials: Trials) -> dict[int, np.ndarray]:
-    """‖K_m - K‖, root mean square over the angle, of each draw."""
+    """Return ‖K_m - K‖ of each draw, the root mean square over the angle, by m."""
     return {m: np.sqrt(np.square(deviation).mean(1)) for m, deviation in deviations(trials).items()}
 
 
 def claims(trials: Trials) -> list[Claim]:
-    """Convergence, at the rate and with the constant that independent neurons give."""
+    """Check convergence, with the rate and the constant that follow from independent neurons."""
     found = errors(trials)
     table = np.stack(list(found.values()))
     mean, median = (exponent(np.array(list(found)), middle) for middle in (table.mean(1), np.median(table, 1)))
@@ -81,17 +81,25 @@ def claims(trials: Trials) -> list[Claim]:
     opposite = float(np.abs(standard[:, -1]).max())
     return [
         Claim(
-            "‖K_m - K‖, mean over draws, falls like m^s: s = -0.5 ± 0.1", "-1/2", f"{mean:.3f}", abs(mean + 0.5) <= 0.1
+            "‖K_m - K‖, averaged over draws, falls like m^s: s = -0.5 ± 0.1",
+            "-1/2",
+            f"{mean:.3f}",
+            abs(mean + 0.5) <= 0.1,
         ),
         Claim("the same for the median", "-1/2", f"{median:.3f}", abs(median + 0.5) <= 0.1),
         Claim("E K_m = K at every angle: mean deviation ≤ 4 standard errors", "0", f"{worst:.2f}", worst <= 4),
-        Claim("standard deviation of √m K_m at φ = 0, over √3: 1 ± 0.1", "1", f"{spread:.3f}", abs(spread - 1) <= 0.1),
+        Claim(
+            "standard deviation of √m K_m at φ = 0, divided by √3: 1 ± 0.1",
+            "1",
+            f"{spread:.3f}",
+            abs(spread - 1) <= 0.1,
+        ),
         Claim("K_m = K = 0 at φ = π: largest √m |K_m|", "0", f"{opposite:.1e}", opposite <= 1e-12),
     ]
 
 
 def figure(trials: Trials) -> Figure:
-    """As Figure 4, with the error against the width beside it."""
+    """Draw Figure 4, and the error against the width."""
     page, axes = panels(1, 2, width=4.6, height=3.5)
     _section(axes[0, 0], trials)
     _rate(axes[0, 1], errors(trials))
@@ -126,7 +134,7 @@ def _rate(axis: Axes, found: dict[int, np.ndarray]) -> None:
 EXPERIMENT = Experiment(
     name="kernel-limit",
     source="Chizat, Oyallon, Bach 2019, supplement A.2, Figure 4 and Eq. (8)",
-    title="Tangent kernels of two-layer ReLU nets converge to their limit like m^(-1/2)",
+    title="Tangent kernels of two-layer ReLU nets converge to their limit at the rate m^(-1/2)",
     cost={"quick": "3 s on two cores", "paper": "20 s on two cores"},
     grid=grid,
     trial=trial,

@@ -1,4 +1,4 @@
-"""Figure 6 of the supplement: the cover with two hundred neurons, and what a start that is not zero costs."""
+"""Figure 6 of the supplement: the cover figure with two hundred neurons, and the effect of a nonzero initial output."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ PANELS = (
 
 
 def grid(scale: str) -> list[Params]:
-    """The three panels; `quick` has 60 points and 60 neurons, and fewer, longer steps."""
+    """List the three panels; `quick` has 60 points, 60 neurons, and fewer but larger steps."""
     quick: Params = {"train": 60, "width": 60, "steps": 10_000, "lr": 0.03}
     paper: Params = {"train": 200, "width": 200, "steps": 100_000, "lr": 0.005}
     size = quick if scale == "quick" else paper
@@ -24,7 +24,7 @@ def grid(scale: str) -> list[Params]:
 
 
 def figure(trials: Trials) -> Figure:
-    """One panel a start, with the teacher of the cover."""
+    """Draw one panel per initialisation, with the teacher of the cover figure."""
     canvas, axes = panels(1, 3, width=3.4, height=3.5)
     for axis, (title, panel) in zip(axes[0], PANELS, strict=True):
         draw(axis, trials.where(seed=DRAWN, **panel)[0])
@@ -34,14 +34,14 @@ def figure(trials: Trials) -> Figure:
 
 
 def claims(trials: Trials) -> list[Claim]:
-    """As for the cover, except for the test loss: so many points on a circle leave little to generalise to."""
+    """Check the claims of the cover figure, except the test loss: so many points leave little room to generalise."""
     feature, plain, lazy = (trials.where(**panel) for _, panel in PANELS)
     moves = [median(part, "displacement") for part in (plain, lazy)]
     return [
-        # A third of the mass of 200 neurons is that of the start, in random directions: 200 · τ²/2 = 1 of 3.
+        # A third of the mass of 200 neurons comes from the initialisation, in random directions: 200 · τ²/2 = 1 of 3.
         *compare(feature, lazy, "Fig. 6", share=0.5),
         Claim(
-            "τ=2: without symmetry neurons move at least twice as far",
+            "τ=2: without symmetrisation, neurons move at least twice as far",
             "C.1: they need to move slightly more to compensate for the non-zero initialisation",
             f"{moves[0]:.2g} against {moves[1]:.2g}: {moves[0] / moves[1]:.1f} times",
             moves[0] >= 2 * moves[1],
@@ -52,11 +52,11 @@ def claims(trials: Trials) -> list[Claim]:
 EXPERIMENT = Experiment(
     name="many-neurons",
     source="Chizat, Oyallon, Bach 2019, supplement, Figure 6",
-    title="Two hundred neurons: features, and two lazy starts",
+    title="Two hundred neurons: feature learning, and two lazy initialisations",
     cost={"quick": "8 s on two cores", "paper": "4 min on two cores"},
     grid=grid,
     trial=trial,
     figure=figure,
     claims=claims,
-    chunk=15,  # all of them: small nets, whose steps cost calls rather than arithmetic
+    chunk=15,  # all points: for such small nets, function calls cost more than arithmetic
 )

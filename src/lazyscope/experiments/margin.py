@@ -1,4 +1,4 @@
-"""Talk 004, "Exponential loss and implicit bias": gradient flows find max-margin classifiers, in F₁ or F₂."""
+"""Talk 004, "Exponential loss and implicit bias": gradient flows converge to max-margin classifiers, in F₁ or F₂."""
 
 from __future__ import annotations
 
@@ -22,17 +22,18 @@ LOSSES: dict[str, Loss] = {"exponential": Exponential(), "logistic": Logistic()}
 TIMES = torch.logspace(0, 6, 19, dtype=torch.float64)
 TEST = 4000
 SIGHT = np.linspace(-0.75, 0.75, 101)
-"""The pictures' pixels along either axis."""
+"""The pixel coordinates of the classifier plots along each axis."""
 SIZE = 10.0
-"""Of the nets whose margins are compared with what is possible, in units of a Gaussian start. From 1, soft-min and
-pressure are even over all samples while the neurons turn, and every neuron near some direction may be drawn away before
-that direction is needed: the flow of finitely many neurons then ends below the maximum."""
+"""The scale of the initialisation of the nets whose margins are compared with the maximum, relative to a standard
+Gaussian. With a scale of 1, all samples have similar weights in the soft-min while the neurons turn, and all neurons
+near some direction may move away before that direction is needed. The flow of finitely many neurons then ends below the
+maximum."""
 _TEST = 2
-"""Parts of what a seed draws: the clusters take 0 for their labels and 1 for training."""
+"""The random streams of a seed for test points and nets; the clusters use 0 for labels and 1 for training points."""
 
 
 def grid(scale: str) -> list[Params]:
-    """Linear flows, a picture, margins in d = 3 against m, errors against n and d."""
+    """List linear flows, the classifier plots, margins in d = 3 against m, and errors against n and d."""
     paper = scale == "paper"
     seeds, width = (10, 1000) if paper else (3, 100)
     widths = [2**k for k in range(3, 11)] if paper else [8, 64, 256]
@@ -53,18 +54,18 @@ def grid(scale: str) -> list[Params]:
 
 
 def trial(points: list[Params], device: torch.device) -> list[Result]:
-    """One point after the other; the seeds of each at once."""
+    """Measure the points one after another, with all seeds of a point at once."""
     kinds = {"linear": linear, "picture": picture, "best": best, "width": width, "error": error}
     return [kinds[str(point["kind"])](point, device) for point in points]
 
 
 def linear(point: Params, device: torch.device) -> Result:
-    """Angles (times, seeds) in degrees between the flow and the SVM, with log t, on separable samples in the plane."""
+    """Measure the angles in degrees between the flow and the SVM, (times, seeds), on separable samples in the plane."""
     draws = torch.stack(
         [torch.randn(40, 2, generator=torch.Generator().manual_seed(s), dtype=torch.float64) for s in _seeds(point)]
     )
     y = torch.where(torch.arange(40) % 2 == 0, 1.0, -1.0).double().expand(len(draws), -1)
-    x = torch.stack([0.2 * y + draws[..., 0].abs() * y, draws[..., 1]], dim=-1)  # separable: by the first axis, say
+    x = torch.stack([0.2 * y + draws[..., 0].abs() * y, draws[..., 1]], dim=-1)  # separable along the first axis
     path = linear_margin_flow(x, y, times=TIMES, loss=LOSSES[str(point["loss"])])
     solved = [svm(*member) for member in zip(x, y, strict=True)]
     aim = torch.stack([one.coefficients for one in solved])
@@ -77,7 +78,7 @@ def linear(point: Params, device: torch.device) -> Result:
 
 
 def picture(point: Params, device: torch.device) -> Result:
-    """Both classifiers on k×k clusters: f on pixels, and their margins."""
+    """Compute both classifiers on k×k clusters: their values on the pixels, and their margins."""
     clusters, count = Clusters.draw(int(point["side"]), 3, [0]), int(point["width"])
     x, y = (side.double().to(device) for side in clusters.sample(int(point["samples"])))
     first, second = np.meshgrid(SIGHT, SIGHT, indexing="ij")
@@ -95,7 +96,7 @@ def picture(point: Params, device: torch.device) -> Result:
 
 
 def best(point: Params, device: torch.device) -> Result:
-    """The margins that are possible: F₁'s linear program with its bound over the whole sphere, F₂ at infinite width."""
+    """Compute the maximum margins: the linear program of F₁, with its bound over the sphere, and F₂ for m = ∞."""
     x, y = _plane(point, torch.device("cpu"))
     programs = [variation_margin(*member, tolerance=1e-7) for member in zip(x, y, strict=True)]
     limits = [kernel_svm(conjugate_kernel(x_, x_), y_) for x_, y_ in zip(x, y, strict=True)]
@@ -109,7 +110,7 @@ def best(point: Params, device: torch.device) -> Result:
 
 
 def width(point: Params, device: torch.device) -> Result:
-    """Margins of trained nets in d = 3, and the SVM's on the same random features (0 where they do not separate)."""
+    """Compute margins of trained nets in d = 3, and of the SVM on the same random features (0 if not separable)."""
     (x, y), m = _plane(point, device), int(point["width"])
     both, _ = train_both(x, y, m, _seeds(point), int(point["steps"]), temperature=0.05, size=float(point["size"]))
     output, _ = train_output(x, y, m, _seeds(point))
@@ -119,7 +120,7 @@ def width(point: Params, device: torch.device) -> Result:
 
 
 def error(point: Params, device: torch.device) -> Result:
-    """Shares of test points on the wrong side, of both nets, (seeds,)."""
+    """Compute the test errors of both nets, each of shape (seeds,)."""
     dim, m, seeds = int(point["dim"]), int(point["width"]), _seeds(point)
     clusters = Clusters.draw(3, dim, seeds)
     x, y = (side.double().to(device) for side in clusters.sample(int(point["samples"])))
@@ -133,7 +134,7 @@ def error(point: Params, device: torch.device) -> Result:
 
 
 class Net:
-    """f = Σ_j c_j relu(a_j·x) for the rows (c_j, a_j)."""
+    """The function f = Σ_j c_j relu(a_j·x), for rows (c_j, a_j)."""
 
     def __init__(self, w: Tensor) -> None:
         self.w = w
@@ -145,9 +146,10 @@ class Net:
 def train_both(
     x: Tensor, y: Tensor, m: int, seeds: list[int], steps: int, *, temperature: float = 0.1, size: float = 1.0
 ) -> tuple[Tensor, Net]:
-    """The flow of both layers, in float32: margins in variation norm, ‖ν‖ = (1/m)Σ|c_j|‖a_j‖, and the classifier.
+    """Train both layers in float32; return margins in variation norm, ‖ν‖ = (1/m)Σ|c_j|‖a_j‖, and the classifier.
 
-    ‖w‖ is held once the soft-min is within `temperature` of the margin, relatively; it is within a fifth of that.
+    ‖w‖ is kept constant once the relative distance of the soft-min to the margin is below `temperature`; the actual
+    distance is within a fifth of that.
     """
     start = size * gaussian_neurons(m, x.shape[-1], seeds).to(x.device)
     flow = margin_flow(BothLayers(x.float()), y.float(), start, tolerance=temperature, settle=steps, steps=steps)
@@ -157,7 +159,7 @@ def train_both(
 
 
 def train_output(x: Tensor, y: Tensor, m: int, seeds: list[int]) -> tuple[Tensor, Net]:
-    """The flow of the outer weights alone, from 0: margins in the norm ((1/m)Σc_j²)^½, and the classifier."""
+    """Train only the outer weights, from 0; return margins in the norm ((1/m)Σc_j²)^½, and the classifier."""
     hidden = gaussian_neurons(m, x.shape[-1], seeds).to(x)[..., 1:]
     features = (x @ hidden.mT).relu() / m**0.5
     flow = margin_flow(Linear(features), y, torch.zeros_like(hidden[..., 0]), tolerance=0.05, steps=1000)
@@ -165,7 +167,7 @@ def train_output(x: Tensor, y: Tensor, m: int, seeds: list[int]) -> tuple[Tensor
 
 
 def claims(trials: Trials) -> list[Claim]:
-    """The SVM's direction and the rate; margins against what is possible; errors."""
+    """Check the limit direction and the rate, the margins relative to the maximum, and the test errors."""
     flows = trials.where(kind="linear")
     worst = max(float(np.asarray(one.result["angle"])[-1].max()) for one in flows)
     rates = [_rate(np.asarray(one.result["log_time"]), np.asarray(one.result["angle"])) for one in flows]
@@ -177,7 +179,7 @@ def claims(trials: Trials) -> list[Claim]:
     both, output = (np.asarray(wide.result[k]) for k in ("both", "output"))
     first, second = both / possible, output / np.asarray(wide.result["svm"])
     smaller = [np.asarray(one.result["both"]) / possible for one in trials.where(kind="width", size=1.0)]
-    beside = "".join(f" (from a start {SIZE:g} times smaller {r.min():.1%} … {r.max():.1%})" for r in smaller)
+    beside = "".join(f" (with a {SIZE:g} times smaller initialisation {r.min():.1%} … {r.max():.1%})" for r in smaller)
     above = max(float((np.asarray(one.result["both"]) / bound).max()) for one in trials.where(kind="width"))
     errors = trials.where(kind="error", dim=15)
     count = max(int(one.params["samples"]) for one in trials.where(kind="error", dim=5))
@@ -193,25 +195,27 @@ def claims(trials: Trials) -> list[Claim]:
         Claim(
             "the angle falls like (log t)^s, s = -1 ± 0.1, for both losses and all draws",
             "Soudry et al.: O(1/log t)",
-            f"s = {', '.join(f'{np.median(rate):.3f}' for rate in rates)}; off by {far:.3f} at most",
+            f"s = {', '.join(f'{np.median(rate):.3f}' for rate in rates)}; off by at most {far:.3f}",
             far <= 0.1,
         ),
         Claim(
-            "F₁ in d = 3: the linear program is solved within 10⁻⁶, by its dual over the whole sphere",
+            "F₁ in d = 3: the linear program is solved within 10⁻⁶, as its dual over the whole sphere shows",
             "max over ‖ν‖ ≤ 1 of min y f(ν, x)",
             f"gap {gap:.1e}{'' if proved else ', not proved'}",
             gap <= 1e-6 and proved,
         ),
         Claim(
-            f"both layers trained, m = {m}: every draw's margin within 5% of F₁'s, and no net above its bound",
+            f"both layers trained, m = {m}: the margin of every draw is within 5% of that of F₁, and none is above its "
+            "bound",
             "ν_t/‖ν_t‖ solves it",
-            f"{first.min():.1%} … {first.max():.1%} of it{beside}; no net above {above:.1%}",
+            f"{first.min():.1%} … {first.max():.1%} of F₁{beside}; no net above {above:.1%} of the bound",
             bool(first.min() >= 0.95 and above <= 1 + 1e-6),
         ),
         Claim(
-            f"output layer trained, m = {m}: every draw's margin within 5% of F₂'s, the SVM on the same features",
+            f"output layer trained, m = {m}: the margin of every draw is within 5% of that of F₂, the SVM on the same "
+            "features",
             "the same for a Hilbert space",
-            f"{second.min():.1%} … {second.max():.1%} of it",
+            f"{second.min():.1%} … {second.max():.1%} of F₂",
             bool(second.min() >= 0.95 and second.max() <= 1 + 1e-6),
         ),
         Claim(
@@ -221,7 +225,7 @@ def claims(trials: Trials) -> list[Claim]:
             lower["both"] < lower["output"],
         ),
         Claim(
-            "the two classifiers of the picture separate their samples",
+            "the two classifiers in the figure separate their samples",
             "Illustration",
             f"margins {shown[0]:.4f} (F₁) and {shown[1]:.4f} (F₂)",
             bool((shown > 0).all()),
@@ -230,7 +234,7 @@ def claims(trials: Trials) -> list[Claim]:
 
 
 def figure(trials: Trials) -> Figure:
-    """The talk's two classifiers; then the linear flow, margins against m, errors against n and d."""
+    """Draw the talk's two classifiers, the linear flow, margins against m, and errors against n and d."""
     canvas, axes = panels(2, 3, width=4.2, height=3.5)
     shown = trials.where(kind="picture")[0].result
     _classifier(axes[0, 0], shown, "both", "Two-layer ReLU neural net")
@@ -241,7 +245,7 @@ def figure(trials: Trials) -> Figure:
     axes[0, 2].loglog(
         log_time[5:], 0.3 * angle[-1] * log_time[-1] / log_time[5:], "--", color="0.4", label="$1/\\log t$"
     )
-    axes[0, 2].set(title="linear: angle to the SVM, degrees", xlabel=r"$\log t$")
+    axes[0, 2].set(title="linear: angle to the SVM in degrees", xlabel=r"$\log t$")
     axes[0, 2].legend()
     _margins(axes[1, 0], trials)
     errors = trials.where(kind="error")
@@ -267,13 +271,13 @@ def _margins(axis: Axes, trials: Trials) -> None:
     m = flows.column("width")
     for one in trials.where(kind="width", size=1.0):
         small = np.asarray(one.result["both"]) / np.asarray(limit["variation"])
-        axis.plot(np.full(len(small), m[-1]), small, "_", color=RED, markersize=9, label="both layers, start of size 1")
+        axis.plot(np.full(len(small), m[-1]), small, "_", color=RED, markersize=9, label="both layers, initial scale 1")
     for name, over, colour, mark, label in (
         ("both", limit["variation"], BLUE, "o-", "both layers / F₁ linear program"),
         ("output", limit["kernel"], ORANGE, "o-", "output layer / F₂ at $m = \\infty$"),
         ("svm", limit["kernel"], GREEN, "x:", "SVM on its features / F₂ at $m = \\infty$"),
     ):
-        ratios = (flows.column(name) / np.asarray(over)).clip(0)  # 0: it does not separate
+        ratios = (flows.column(name) / np.asarray(over)).clip(0)  # 0 if the classifier does not separate
         axis.plot(m, np.median(ratios, axis=1), mark, color=colour, label=label)
         axis.fill_between(m, ratios.min(1), ratios.max(1), color=colour, alpha=0.15, linewidth=0)
     axis.axhline(1, color="0.3", linestyle="--", linewidth=1)
@@ -294,7 +298,7 @@ def _errors(axis: Axes, trials: Trials, name: str, title: str) -> None:
 
 
 def _rate(log_time: np.ndarray, angle: np.ndarray) -> np.ndarray:
-    """The exponent of each draw over the last two decades of τ."""
+    """Fit the exponent of each draw over the last third of the recorded times."""
     half = len(log_time) * 2 // 3
     pairs = zip(log_time[half:].T, angle[half:].T, strict=True)
     return np.array([exponent(a, b) for a, b in pairs])
@@ -303,7 +307,7 @@ def _rate(log_time: np.ndarray, angle: np.ndarray) -> np.ndarray:
 def _svm_of(kernel: Tensor, y: Tensor) -> float:
     try:
         return kernel_svm(kernel, y).attained
-    except InputError:  # fewer features than samples
+    except InputError:  # not separable, with fewer features than samples
         return 0.0
 
 
@@ -319,8 +323,8 @@ def _seeds(point: Params) -> list[int]:
 EXPERIMENT = Experiment(
     name="margin",
     source="Chizat 2020 (talk), Exponential loss and implicit bias",
-    title="Gradient flow finds max-margin classifiers, of F₁ or of F₂",
-    cost={"quick": "12 s on two cores", "paper": "half an hour on two cores, minutes on a GPU"},
+    title="Gradient flow converges to max-margin classifiers, in F₁ or in F₂",
+    cost={"quick": "12 s on two cores", "paper": "30 min on two cores, minutes on a GPU"},
     grid=grid,
     trial=trial,
     figure=figure,

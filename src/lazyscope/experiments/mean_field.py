@@ -22,11 +22,11 @@ from lazyscope.problem.population import PopulationTeacher, student
 ANGLES = np.linspace(0, math.pi, 33)
 SAMPLES = 200_000
 DRAWN = 64
-"""The width in the picture of particles."""
+"""The width in the plot of particles."""
 
 
 def grid(scale: str) -> list[Params]:
-    """Widths, with the same teacher of five in the plane; and the interaction potential."""
+    """List the widths, with the same teacher of five neurons in the plane, and the interaction potentials."""
     paper = scale == "paper"
     size: Params = {"horizon": 30.0, "steps": 600, "reference": 1000, "seeds": 12, "records": 13}
     small: Params = {"horizon": 10.0, "steps": 100, "reference": 400, "seeds": 6, "records": 6}
@@ -36,7 +36,7 @@ def grid(scale: str) -> list[Params]:
 
 
 def trial(points: list[Params], device: torch.device) -> list[Result]:
-    """Potentials one by one; all widths against one reference flow."""
+    """Compute the potentials one by one, and all widths against one reference flow."""
     flows = [point for point in points if point["kind"] == "flow"]
     reference = wide(flows[0], device) if flows else torch.empty(0)
     return [
@@ -46,13 +46,13 @@ def trial(points: list[Params], device: torch.device) -> list[Result]:
 
 
 def marks(point: Params) -> list[int]:
-    """The recorded steps."""
+    """Return the recorded steps."""
     steps = int(point["steps"])
     return [0, *np.unique(np.geomspace(steps / 50, steps, int(point["records"]) - 1).round().astype(int)).tolist()]
 
 
 def moved(start: Tensor, point: Params, device: torch.device) -> tuple[Tensor, Tensor]:
-    """Particles (T, …, m, 3) and F (T, …) at the recorded times, from t = 0 to the horizon."""
+    """Compute the particles (T, …, m, 3) and F (T, …) at the recorded times, from t = 0 to the horizon."""
     steps = int(point["steps"])
     energy = PopulationTeacher.spread(5, [0], device).energy
     path = particle_flow(
@@ -63,7 +63,7 @@ def moved(start: Tensor, point: Params, device: torch.device) -> tuple[Tensor, T
 
 
 def wide(point: Params, device: torch.device) -> Tensor:
-    """The flow of a very wide net: μ₀, uniform on two circles (a = ±1), by evenly spaced particles."""
+    """Compute the flow of a very wide net: μ₀, uniform on two circles (a = ±1), as evenly spaced particles."""
     count = int(point["reference"]) // 2
     angle = 2 * math.pi * (torch.arange(count, dtype=torch.float64) + 0.5) / count
     circle = torch.stack([angle.cos(), angle.sin()], dim=-1)
@@ -73,10 +73,10 @@ def wide(point: Params, device: torch.device) -> Tensor:
 
 
 def flow(point: Params, reference: Tensor, device: torch.device) -> Result:
-    """W₂(μ_{t,m}, μ_t), (times, seeds), of nets whose m neurons are independent on each circle of μ₀.
+    """Compute W₂(μ_{t,m}, μ_t), (times, seeds), of nets whose m neurons are independent on each circle of μ₀.
 
-    Half of them on either: with random signs about √m would have to change circles, and W₂² = ∫d² sees that as
-    m^{-1/2}, so W₂(μ_{0,m}, μ_0) would fall like m^{-1/4} only.
+    Half of the neurons are on each circle. With random signs, about √m neurons would have to change circles, which
+    contributes m^{-1/2} to W₂² = ∫d², so W₂(μ_{0,m}, μ_0) would only fall like m^{-1/4}.
     """
     start = student(int(point["width"]), 2, range(int(point["seeds"])))
     start[..., 0] = torch.tensor([1.0, -1.0]).repeat(int(point["width"]) // 2)
@@ -93,8 +93,8 @@ def flow(point: Params, reference: Tensor, device: torch.device) -> Result:
 
 
 def potential(dim: int, device: torch.device) -> Result:
-    """k(w, w') against the angle, from the definition: an average over the sphere, with its standard error."""
-    if dim == 2:  # a quadrature; kinks make it exact to the square of the spacing
+    """Compute k(w, w') against the angle from its definition, an average over the sphere, with its standard error."""
+    if dim == 2:  # a quadrature whose error, because of the kinks, is of the order of the squared spacing
         angle = 2 * math.pi * torch.arange(SAMPLES, dtype=torch.float64, device=device) / SAMPLES
         x = torch.stack([angle.cos(), angle.sin()], dim=-1)
     else:
@@ -111,7 +111,7 @@ def potential(dim: int, device: torch.device) -> Result:
 
 
 def claims(trials: Trials) -> list[Claim]:
-    """Rates in m, at the start and uniformly in time; the potential."""
+    """Check the rates in m, at t = 0 and uniformly in time, and the potential."""
     flows, widths = trials.where(kind="flow"), trials.where(kind="flow").column("width")
     distance = flows.column("distance")  # (widths, times, seeds)
     start, worst = (np.median(d, axis=1) for d in (distance[:, 0], distance.max(1)))
@@ -129,25 +129,25 @@ def claims(trials: Trials) -> list[Claim]:
             abs(rates[1] + 0.5) <= 0.15,
         ),
         Claim(
-            "as at t = 0, where particles are independent on curves: s = -0.5 ± 0.1",
+            "the same at t = 0, where particles are independent on curves: s = -0.5 ± 0.1",
             "μ_{0,m} → μ_0",
             f"{rates[0]:.3f}",
             abs(rates[0] + 0.5) <= 0.1,
         ),
         Claim(
-            "over time the distance grows by a factor that does not grow with m",
+            "the factor by which the distance grows over time does not increase with m",
             "uniformly on [0, T]",
             f"{growth[0]:.1f} at m = {widths[0]}, {growth[-1]:.1f} at m = {widths[-1]}",
             bool(growth[-1] <= 1.25 * growth[0]),
         ),
         Claim(
-            "d = 2: k(w, w') is ‖w‖‖w'‖(sin γ + (π - γ) cos γ)/2πd, within 10⁻⁸",
+            "d = 2: k(w, w') = ‖w‖‖w'‖(sin γ + (π - γ) cos γ)/2πd, within 10⁻⁸",
             "k as a function of the angle",
             f"{error:.1e}",
             error <= 1e-8,
         ),
         Claim(
-            f"d = 10: so it is within 4 standard errors of {SAMPLES} samples",
+            f"d = 10: the same, within 4 standard errors of {SAMPLES} samples",
             "k as a function of the angle",
             f"{sigmas.max():.1f} standard errors",
             bool(sigmas.max() <= 4),
@@ -156,7 +156,7 @@ def claims(trials: Trials) -> list[Claim]:
 
 
 def figure(trials: Trials) -> Figure:
-    """The potential as in the talk, distances against time and width, and particles beside the limit."""
+    """Draw the potential as in the talk, the particles with their limit, and distances against time and width."""
     canvas, axes = panels(2, 2, width=4.6, height=3.5)
     _potential(axes[0, 0], trials.where(kind="potential"))
     flows = trials.where(kind="flow")
@@ -166,7 +166,7 @@ def figure(trials: Trials) -> Figure:
         times, distance = np.asarray(one.result["times"]), np.median(np.asarray(one.result["distance"]), axis=1)
         shade = str(0.8 - 0.8 * i / (len(flows) - 1))
         axes[1, 0].plot(times, distance, "o-", color=shade, markersize=3, label=f"$m={widths[i]}$")
-    axes[1, 0].set(yscale="log", title=r"$W_2(\mu_{t,m},\mu_t)$, median over starts", xlabel="mean-field time $t$")
+    axes[1, 0].set(yscale="log", title=r"$W_2(\mu_{t,m},\mu_t)$, median over seeds", xlabel="mean-field time $t$")
     axes[1, 0].set_xscale("symlog", linthresh=float(times[1]))
     axes[1, 0].set_xlim(left=0)
     axes[1, 0].legend(ncols=2)
@@ -195,7 +195,7 @@ def _potential(axis: Axes, trials: Trials) -> None:
 
 
 def _particles(axis: Axes, result: Result) -> None:
-    """|a|b: the limit as curves of many particles, and m of them as dots."""
+    """Draw |a|b of the m particles as dots, and of the limit as curves of many particles."""
     for name, size, alpha in (("reference", 2.0, 0.45), ("particles", 28.0, 1.0)):
         w = np.asarray(result[name])
         x, y = (np.abs(w[:, :1]) * w[:, 1:]).T

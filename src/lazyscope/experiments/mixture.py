@@ -1,7 +1,7 @@
 """Poster, Figure 2: labels of a mixture of two Gaussians N(0, I ± Δ), fitted in square loss by RF, NT and NN.
 
-The three classes are those of `quadratic`: exact minimisers for RF and NT, and for the net Σ_i (w_i·x)² + c one-pass
-SGD and descent of its exact population risk. The dotted line is E(y - E[y|x])².
+The three classes of functions are those of `quadratic`: exact minimisers for RF and NT, and for the net
+Σ_i (w_i·x)² + c both one-pass SGD and gradient descent on its exact population risk. The dotted line is E(y - E[y|x])².
 """
 
 from __future__ import annotations
@@ -22,10 +22,11 @@ from lazyscope.theory import high_dimension as theory
 
 
 def grid(scale: str) -> list[Params]:
-    """One point a draw of Δ and of all weights; a point holds every N.
+    """List one point per draw of Δ and of all weights; a point contains every N.
 
-    Labels are noise to the net, half of their power to the best one, so SGD keeps an excess in proportion to
-    d²/(batch·steps). The authors' batch of 100 leaves 0.015 of it, which hides the gap between NT and NN at N near d.
+    The labels act as noise, which even for the best net has half of their variance, so SGD has an excess risk
+    proportional to d²/(batch·steps). With the authors' batch size of 100, it is 0.015, which would hide the gap between
+    NT and NN for N close to d.
     """
     paper = scale == "paper"
     size: Params = {"dim": 450, "steps": 100_000, "batch": 400} if paper else {"dim": 60, "steps": 1_500, "batch": 200}
@@ -33,12 +34,12 @@ def grid(scale: str) -> list[Params]:
 
 
 def rates(dim: int) -> Rates:
-    """In units of 1/(4d Tr B), as for `quadratic`, where the best form is about 4 times as large."""
+    """Return the step sizes in units of 1/(4d Tr B), as in `quadratic`, where the best form is about 4 times larger."""
     return Rates(w=100 / (4 * dim**1.5), a=0.0, c=0.1)
 
 
 def trial(points: list[Params], device: torch.device) -> list[Result]:
-    """Risks of every N; the nets of all N and draws are one program."""
+    """Compute the risks for every N; the nets of all N and draws are trained in one program."""
     dim, steps, batch, descent = (int(points[0][name]) for name in ("dim", "steps", "batch", "descent"))
     seeds = [int(point["seed"]) for point in points]
     problem = Mixture.draw(dim, seeds, device)
@@ -58,13 +59,13 @@ def trial(points: list[Params], device: torch.device) -> list[Result]:
 
 
 def spectra(trials: Trials) -> Tensor:
-    """δ of every draw, (draws, d)."""
+    """Return δ of every draw, (draws, d)."""
     seeds = [int(seed) for seed in trials.column("seed")]
     return Mixture.draw(int(trials.column("dim")[0]), seeds).spectrum
 
 
 def predictions(spectrum: Tensor, counts: list[int]) -> list[np.ndarray]:
-    """The poster's three formulas, each (draws, N), and RF's with the term in N/d²."""
+    """Evaluate the poster's three formulas, each (draws, N), and that of RF with the term in N/d²."""
     dim, number = spectrum.shape[-1], torch.tensor(counts)
     rho, isotropic = number.double() / dim, torch.eye(dim, dtype=torch.float64)
     square = expand(lambda u: u.square() - 1)
@@ -76,7 +77,7 @@ def predictions(spectrum: Tensor, counts: list[int]) -> list[np.ndarray]:
 
 
 def claims(trials: Trials) -> list[Claim]:
-    """The three formulas, and the order."""
+    """Check the three formulas and the order of the risks."""
     dim, spectrum = int(trials.column("dim")[0]), spectra(trials)
     counts, some = feature_counts(dim), np.array(hidden_widths(dim))
     near, wide = band(0.02, dim), band(0.03, dim)
@@ -103,7 +104,7 @@ def claims(trials: Trials) -> list[Claim]:
             gaps[0] <= near,
         ),
         Claim(
-            f"RF is within {near:.3f} of theory and its term in N/d² for N ≤ 10d",
+            f"RF is within {near:.3f} of theory with the term in N/d² for N ≤ 10d",
             "Fig. 2",
             f"{gaps[3]:.4f}",
             gaps[3] <= near,
@@ -117,7 +118,7 @@ def claims(trials: Trials) -> list[Claim]:
             noise <= 0.03,
         ),
         Claim(
-            "NN by descent of the population risk is within 0.005 of it",
+            "NN by gradient descent on the population risk is within 0.005 of the best form of rank N",
             "we expect a similar result to the QF model",
             f"{exact:.5f}",
             exact <= 0.005,
@@ -129,7 +130,7 @@ def claims(trials: Trials) -> list[Claim]:
             all(margin > 0 for margin in margins),
         ),
         Claim(
-            "for N ≥ d NN is within 0.02 of NT, the best of all forms",
+            "for N ≥ d, NN is within 0.02 of NT, the best of all forms",
             "Fig. 2",
             f"{-beyond:.4f}",
             -beyond <= 0.02,
@@ -138,7 +139,7 @@ def claims(trials: Trials) -> list[Claim]:
 
 
 def figure(trials: Trials) -> Figure:
-    """As the poster's Figure 2: lines for theory, dots for experiment, dotted the Bayes risk."""
+    """Draw the poster's Figure 2: lines are theory, dots are experiments, and the dotted line is the Bayes risk."""
     page, axes = panels(width=6.6, height=3.8)
     axis, dim, spectrum = axes[0, 0], int(trials.column("dim")[0]), spectra(trials)
     fine = np.unique(np.geomspace(dim / 15, 10 * dim, 200).round().astype(int))
@@ -147,8 +148,8 @@ def figure(trials: Trials) -> Figure:
         axis.plot(fine, line, color=colour, label=name)
     inner = theory.within_classes(spectrum)
     best = theory.mixture(theory.network(torch.from_numpy(fine), inner), inner).mean(0)
-    axis.plot(fine, lines[3], ":", color=BLUE, lw=1.2, label="RF, and $N/d^2$")
-    axis.plot(fine, np.asarray(best), ":", color=GREEN, lw=1.2, label="NN, best at this $d$")
+    axis.plot(fine, lines[3], ":", color=BLUE, lw=1.2, label="RF with $N/d^2$ term")
+    axis.plot(fine, np.asarray(best), ":", color=GREEN, lw=1.2, label="NN, optimum at this $d$")
     dots(axis, feature_counts(dim), trials.column("random_features"), BLUE)
     dots(axis, hidden_widths(dim), trials.column("neural_tangent"), ORANGE)
     dots(axis, hidden_widths(dim), trials.column("network"), GREEN)
@@ -165,11 +166,11 @@ def figure(trials: Trials) -> Figure:
 EXPERIMENT = Experiment(
     name="mixture",
     source="Ghorbani, Mei, Misiakiewicz, Montanari 2019, Figure 2",
-    title="A mixture of Gaussians: random features, neural tangent, trained nets and Bayes",
+    title="A mixture of Gaussians: random features, neural tangent models, trained nets and the Bayes risk",
     cost={"quick": "6 s on two cores", "paper": "1 min on a GPU, hours on two cores"},
     grid=grid,
     trial=trial,
     figure=figure,
     claims=claims,
-    chunk=5,  # every draw of either grid: one batched program
+    chunk=5,  # all draws of a grid in one batched program
 )

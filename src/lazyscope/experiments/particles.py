@@ -17,13 +17,14 @@ from lazyscope.problem.population import PopulationTeacher, student
 
 PLANE = {"dim": 2, "teacher": 5, "lr": 1.0}
 DRAWN = 1
-"""The seed in the picture."""
+"""The seed of the figure."""
 REACHED = 1e-4
-"""Of the risk at the start: less counts as the global minimum. The local minima of 5 neurons lie above."""
+"""The fraction of the initial risk below which the global minimum counts as reached. The local minima of 5 neurons are
+above it."""
 
 
 def grid(scale: str) -> list[Params]:
-    """The plane with 5, 10 and 100 neurons; the space with m from less than the teacher's to many more."""
+    """List the plane with 5, 10 and 100 neurons, and a higher dimension with m below and above the teacher's width."""
     if scale == "paper":
         plane: Params = {**PLANE, "steps": 6000, "seeds": 12}
         space: Params = {"dim": 100, "teacher": 20, "steps": 4000, "lr": 20.0, "seeds": 4}
@@ -36,7 +37,7 @@ def grid(scale: str) -> list[Params]:
 
 
 def trial(points: list[Params], device: torch.device) -> list[Result]:
-    """All seeds of a width as one family, on the exact population risk."""
+    """Train all seeds of a width in one batch, on the exact population risk."""
     results: list[Result] = []
     for point in points:
         dim, count, width, steps = (int(point[name]) for name in ("dim", "teacher", "width", "steps"))
@@ -69,13 +70,13 @@ def _drawn(dim: int, count: int, seeds: range, device: torch.device) -> Populati
 
 
 def left(trial: Trial) -> np.ndarray:
-    """What is left of the risk at the end, of each seed."""
+    """Return the final risk of each seed, relative to the initial risk."""
     risk = np.asarray(trial.result["risk"])
     return np.asarray(risk[-1] / risk[0])
 
 
 def claims(trials: Trials) -> list[Claim]:
-    """Who reaches the global minimum."""
+    """Check which widths reach the global minimum."""
     few, some, many = (left(t) for t in trials.where(dim=2))
     space = Trials(t for t in trials if t.params["dim"] != 2)
     ends = np.array([np.median(left(t)) for t in space])
@@ -86,31 +87,32 @@ def claims(trials: Trials) -> list[Claim]:
     diverged = sum(int(t.result["diverged"]) for t in trials)
     return [
         Claim(
-            f"plane: 100 neurons bring the risk below {REACHED:g} of its start, from every start",
+            f"plane: 100 neurons reduce the risk below {REACHED:g} of its initial value, from every initialisation",
             "converges to a global minimiser",
             f"at most {many.max():.1e}",
             bool(many.max() < REACHED) and not diverged,
         ),
         Claim(
-            "5 neurons, as many as the teacher has, from under half of the starts, 10 from fewer than 100",
+            "5 neurons, as many as the teacher has, do so from less than half of the initialisations, and 10 neurons "
+            "do so from fewer initialisations than 100 neurons",
             "non-convex landscape",
-            f"{shares[0]:.0%}, {shares[1]:.0%}, {shares[2]:.0%} of the starts",
+            f"{shares[0]:.0%}, {shares[1]:.0%}, {shares[2]:.0%} of the initialisations",
             shares[0] < 0.5 and shares[0] <= shares[1] < shares[2],
         ),
         Claim(
-            f"d = {space[0].params['dim']}: with m = {widths[-1]} under 10⁻³ of the risk is left",
+            f"d = {space[0].params['dim']}: with m = {widths[-1]}, the final risk is below 10⁻³ of the initial risk",
             "lim F(μ_{m,t}) = inf F",
             f"{last:.1e}",
             last < 1e-3,
         ),
         Claim(
-            f"with m = {teacher}, as many as the teacher has, over 10 times as much",
+            f"with m = {teacher}, as many as the teacher has, it is more than 10 times as large",
             "figure: risk at convergence against m",
             f"{under:.1e}",
             under > 10 * last,
         ),
         Claim(
-            f"fixed features of the best output layer keep over 100 times as much at m = {widths[-1]}",
+            f"fixed features with the best output layer have more than 100 times the final risk at m = {widths[-1]}",
             "figure: trained against fixed features",
             f"{fixed[-1]:.2g}",
             bool(fixed[-1] > 100 * last),
@@ -119,7 +121,7 @@ def claims(trials: Trials) -> list[Claim]:
 
 
 def figure(trials: Trials) -> Figure:
-    """Three pictures in the plane, as the talk draws them; the risks; and the space."""
+    """Draw three plots in the plane, as in the talk, the risks, and the results in higher dimension."""
     canvas, axes = panels(2, 3, width=3.8, height=3.6)
     plane = trials.where(dim=2)
     for axis, trial_ in zip(axes[0], plane, strict=True):
@@ -143,7 +145,7 @@ def figure(trials: Trials) -> Figure:
 
 
 def _neurons(axis: Axes, trial: Trial) -> None:
-    """Paths |a_i|b_i, their ends, and the directions of the optimal predictor."""
+    """Draw the paths |a_i|b_i, their ends, and the directions of the optimal predictor."""
     result, colours = trial.result, {1: RED, -1: BLUE}
     paths, signs = np.asarray(result["paths"]), np.asarray(result["signs"])
     reach = 1.1 * float(np.abs(paths).max())
@@ -156,7 +158,7 @@ def _neurons(axis: Axes, trial: Trial) -> None:
             x, y = np.outer(direction, [0, end])
             axis.plot(x, y, "--", color=colours[int(sign)], linewidth=1.2, alpha=alpha, zorder=1)
     axis.set(xlim=(-reach, reach), ylim=(-reach, reach), aspect="equal")
-    axis.set_title(f"{trial.params['width']} neurons: {left(trial)[DRAWN]:.0e} of the risk is left", loc="center")
+    axis.set_title(f"{trial.params['width']} neurons: final/initial risk {left(trial)[DRAWN]:.0e}", loc="center")
     axis.axis("off")
 
 
@@ -166,7 +168,7 @@ def _times(axis: Axes, plane: Trials) -> None:
         drawn = axis.loglog(trial_.result["times"], np.maximum(risk / risk[0], 1e-16), color=colour, linewidth=0.9)
         drawn[0].set_label(f"$m={trial_.params['width']}$")
     axis.axhline(REACHED, color="0.5", linestyle=":", linewidth=1)
-    axis.set(title="plane: part of the risk left, each start", xlabel="mean-field time $t$")
+    axis.set(title="plane: risk/initial risk, every seed", xlabel="mean-field time $t$")
     axis.legend()
 
 
@@ -177,7 +179,7 @@ def _widths(axis: Axes, space: Trials) -> None:
         axis.loglog(widths, [np.median(e) for e in ends], "o-", color=colour, label=label)
         axis.fill_between(widths, [e.min() for e in ends], [e.max() for e in ends], color=colour, alpha=0.2, lw=0)
     axis.axvline(int(first["teacher"]), color="0.5", linestyle=":", linewidth=1.2)
-    axis.set(title=f"$d={first['dim']}$, optimal predictor has {first['teacher']}: final risk", xlabel="$m$")
+    axis.set(title=f"$d={first['dim']}$, {first['teacher']} teacher neurons: final risk", xlabel="$m$")
     axis.xaxis.set_major_formatter(ScalarFormatter())
     axis.xaxis.set_minor_formatter(NullFormatter())
     axis.set_xticks(widths)

@@ -1,9 +1,9 @@
-"""Figure 2(b): the population loss where SGD ends, against the scale τ of the start, for fewer neurons than it needs.
+"""Figure 2(b): the final population loss of SGD against the scale τ of the initialisation, with too few neurons.
 
-What the authors ran: (1/50)Σ_j a_j σ(b_j·x) against the teacher divided by the batch size, 200, with steps of
-s = min(0.25/τ², 25) for a and s·d for b. As ReLU nets are 2-homogeneous, that is the problem of the text from the start
-2τu₀. Steps d times as long for b are steps of equal length for (√d·a, b), with α = (2τ)²/√d in place of (2τ)². In its
-tangent coordinates they are s(2τ)²/200 = 0.25/m·min(1, dτ²) at d = 100, m = 50.
+The authors train (1/50)Σ_j a_j σ(b_j·x) on the teacher divided by the batch size, 200, with step sizes
+s = min(0.25/τ², 25) for a and s·d for b. Since ReLU nets are 2-homogeneous, this is the problem of the text with the
+initialisation 2τu₀. Steps that are d times as large for b are steps of equal size for (√d·a, b), with α = (2τ)²/√d in
+place of (2τ)². In tangent coordinates, the step size is s(2τ)²/200 = 0.25/m·min(1, dτ²) at d = 100, m = 50.
 """
 
 from __future__ import annotations
@@ -26,17 +26,18 @@ from lazyscope.problem.teacher import Teacher
 from lazyscope.stream import stream
 
 UNIT = 2.0
-"""What the text calls τ is this many times what the authors' program and figure call so; see above."""
+"""The ratio of τ in the text to τ in the authors' program and figure; see above."""
 
 TENTH = 20
-"""Records in a tenth of the steps; the value of a point is their mean over the last tenth, the last 2000 steps."""
+"""The number of records in a tenth of the steps. The final loss is their mean over the last tenth, the last 2000 steps
+of `paper`."""
 
 _SAMPLES = 2
-"""The part of a seed that samples are drawn from: nets, teachers and test points draw from others."""
+"""The random stream of a seed from which samples are drawn; nets, teachers and test points use other streams."""
 
 
 def grid(scale: str) -> list[Params]:
-    """Seeds × scales τ; `rate` is the step in units of 1/m."""
+    """List seeds × scales τ; `rate` is the step size in units of 1/m."""
     if scale == "paper":
         size: Params = {"dim": 100, "width": 50, "batch": 200, "test": 2000, "steps": 20_000, "rate": 0.25}
         seeds, taus = 10, [0.01, 0.02, 0.04, *(10.0 ** (np.arange(-10, 1) / 10)), 2.0, 4.0, 8.0]
@@ -47,9 +48,9 @@ def grid(scale: str) -> list[Params]:
 
 
 class FreshPoints:
-    """Batches of points that are never seen again, and what each seed's teacher says: descent on the population loss.
+    """A sampler of fresh batches, labelled by the teacher of each seed, for SGD on the population loss.
 
-    Each seed has its own stream, so it sees the same points whoever trains beside it.
+    Each seed has its own random stream, so its samples do not depend on which other seeds are trained with it.
     """
 
     def __init__(self, teacher: TwoLayer, seeds: Sequence[int], batch: int, scales: int) -> None:
@@ -57,7 +58,7 @@ class FreshPoints:
         self.random = [stream(seed, _SAMPLES) for seed in seeds]
 
     def __call__(self, step: int, generator: Generator) -> tuple[Tensor, Tensor]:
-        """x (seeds, 1, batch, d), uniform on the sphere, and y (seeds, scales, batch)."""
+        """Draw x (seeds, 1, batch, d), uniform on the sphere, and compute y (seeds, scales, batch)."""
         dim = self.teacher.b.shape[-1]
         normal = torch.stack([torch.randn(self.batch, dim, generator=random) for random in self.random])
         x = normalize(normal.to(self.teacher.b.device), dim=-1)
@@ -65,7 +66,7 @@ class FreshPoints:
 
 
 def trial(points: list[Params], device: torch.device) -> list[Result]:
-    """SGD of all seeds and scales as one program, with the tangent model (α = ∞) of every seed among them."""
+    """Run SGD for all seeds and scales in one program, including the tangent model (α = ∞) of every seed."""
     dim, width, batch, test, steps = (int(points[0][k]) for k in ("dim", "width", "batch", "test", "steps"))
     seeds = sorted({int(point["seed"]) for point in points})
     taus = [*sorted({float(point["tau"]) for point in points}), math.inf]
@@ -103,11 +104,11 @@ def trial(points: list[Params], device: torch.device) -> list[Result]:
 
 
 def still_decreasing(trials: Trials) -> np.ndarray:
-    """The τ, increasing, at which the loss had not settled when SGD was stopped.
+    """Return the values of τ, in increasing order, at which the loss was still decreasing at the end of SGD.
 
-    There it was above 1 % of the start's (below, the teacher is found, and what is left to fall can't be seen), and
-    in three quarters of the seeds its mean over the last tenth of the steps was at least 1 % below that of the tenth
-    before.
+    At these τ, the loss was above 1 % of its initial value (below that, the teacher is found, and a further decrease
+    would not be visible), and in three quarters of the seeds its mean over the last tenth of the steps was at least 1 %
+    below that over the tenth before.
     """
     taus = np.unique(trials.column("tau"))
     groups = [trials.where(tau=float(tau)) for tau in taus]
@@ -118,7 +119,10 @@ def still_decreasing(trials: Trials) -> np.ndarray:
 
 
 def figure(trials: Trials) -> Figure:
-    """Loss against τ, divided by its largest mean as in the source: mean and deviation, hatched where not settled."""
+    """Draw the mean and standard deviation of the loss against τ, divided by its largest mean as in the source.
+
+    The region where the loss was still decreasing is hatched.
+    """
     canvas, axes = panels(width=4.6, height=3.4)
     axis, taus = axes[0, 0], np.unique(trials.column("tau"))
     values = np.stack([trials.where(tau=float(tau)).column("end") for tau in taus])
@@ -131,16 +135,16 @@ def figure(trials: Trials) -> Figure:
     axis.axhline(tangent, color=RED, linestyle="--", linewidth=1.2, label="tangent model", zorder=1.5)
     slow = still_decreasing(trials)
     if len(slow):
-        middles = np.sqrt(taus[1:] * taus[:-1])  # each point stands for the τ nearer to it than to others
+        middles = np.sqrt(taus[1:] * taus[:-1])  # each point represents the τ that are closest to it
         low, high = middles[middles < slow[0]].max(initial=taus[0]), middles[middles > slow[-1]].min(initial=taus[-1])
         axis.axvspan(low, high, facecolor="none", edgecolor="0.6", hatch="//", linewidth=0, label="still decreasing")
-    axis.set(xscale="log", xlabel=r"scale of the start $\tau$", ylabel="population loss at the end", ylim=(0, None))
+    axis.set(xscale="log", xlabel=r"scale of initialisation $\tau$", ylabel="final population loss", ylim=(0, None))
     axis.legend(loc="center left")
     return canvas
 
 
 def claims(trials: Trials) -> list[Claim]:
-    """Both regimes and what lies between them; on medians over the seeds."""
+    """Check both regimes and the regime between them, on medians over the seeds."""
     taus = np.unique(trials.column("tau"))
     ends = np.array([np.median(trials.where(tau=float(tau)).column("end")) for tau in taus])
     lazy, small = trials.where(tau=float(taus[-1])), trials.where(tau=float(taus[0]))
@@ -153,25 +157,25 @@ def claims(trials: Trials) -> list[Claim]:
     between = len(where) > 0 and bool(where[0] > 0 and where[-1] < len(taus) - 1 and (np.diff(where) == 1).all())
     return [
         Claim(
-            f"τ = {taus[-1]:g} ends at least 100 times above the best τ",
+            f"the final loss at τ = {taus[-1]:g} is at least 100 times that at the best τ",
             "Fig. 2(b): SGD behaves well when τ is small, and finds a local minimum when it is large",
             f"{rise:.0f} times",
             rise >= 100 and not diverged,
         ),
         Claim(
-            f"τ = {taus[0]:g} ends below 1 % of its start",
+            f"the final loss at τ = {taus[0]:g} is below 1 % of the initial loss",
             "§3.1: it behaves well when τ is small",
             f"{left:.2%}",
             left < 0.01,
         ),
         Claim(
-            f"τ = {taus[-1]:g} ends where the tangent model does, within 1 %",
+            f"the final loss at τ = {taus[-1]:g} agrees with that of the tangent model within 1 %",
             "Theorem 2.5: the lazy limit is a local minimum, that of the tangent model",
             f"within {gap:.2%}",
             gap < 0.01,
         ),
         Claim(
-            "the τ at which the loss still decreases are neighbours, with settled ones on both sides",
+            "the τ at which the loss is still decreasing are adjacent, with τ at which it has settled on both sides",
             "Fig. 2(b), hatched: an intermediate regime where convergence is very slow",
             f"τ from {slow[0]:.2g} to {slow[-1]:.2g}" if len(slow) else "none",
             between and bool(np.isfinite(ends).all()),
@@ -182,11 +186,11 @@ def claims(trials: Trials) -> list[Claim]:
 EXPERIMENT = Experiment(
     name="population",
     source="Chizat, Oyallon, Bach 2019, Figure 2(b)",
-    title="SGD on the population loss: large starts end in a local minimum",
-    cost={"quick": "7 s on two cores", "paper": "2 min on a GPU, half an hour on two cores"},
+    title="SGD on the population loss: large initialisations end in a local minimum",
+    cost={"quick": "7 s on two cores", "paper": "2 min on a GPU, 30 min on two cores"},
     grid=grid,
     trial=trial,
     figure=figure,
     claims=claims,
-    chunk=200,  # all of either grid
+    chunk=200,  # all points of a grid
 )

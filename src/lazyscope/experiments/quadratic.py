@@ -1,7 +1,7 @@
 """Poster, Figure 1 and Theorems 1–3: a quadratic target fitted by random features, the tangent class, and a net.
 
-Random features and neural tangent are exact minimisers of the population risk. The net Σ_i (w_i·x)² + c is trained by
-one-pass SGD, and by the exact gradient flow of its population risk; its risk is exact too.
+Random features and the neural tangent model are exact minimisers of the population risk. The net Σ_i (w_i·x)² + c is
+trained by one-pass SGD and by the exact gradient flow of its population risk; its risk is computed exactly, too.
 """
 
 from __future__ import annotations
@@ -24,22 +24,23 @@ from lazyscope.theory import high_dimension as theory
 BATCH = 100
 
 STEP = 0.7
-"""In units of n/(4d Tr B), the inverse of E‖∇f‖²/n. SGD is unstable beyond twice that; see `rates`."""
+"""The step size in units of n/(4d Tr B), the inverse of E‖∇f‖²/n. In these units, SGD is unstable above 2; see
+`rates`."""
 
 
 def grid(scale: str) -> list[Params]:
-    """One point a draw of B and of all weights; a point holds every N. In small dimensions draws differ more."""
+    """List one point per draw of B and of all weights; a point contains every N. Small dimensions need more draws."""
     size: Params = {"dim": 450, "steps": 100_000} if scale == "paper" else {"dim": 60, "steps": 2_500}
     return [{"seed": seed, **size} for seed in range(5 if scale == "paper" else 6)]
 
 
 def rates(dim: int) -> Rates:
-    """‖∇_w f‖² = 4‖x‖² Σ_i (w_i·x)² is 4d Tr B on average at the target, and Tr B = √d."""
+    """Return the step sizes: at the target, ‖∇_w f‖² = 4‖x‖² Σ_i (w_i·x)² is 4d Tr B on average, and Tr B = √d."""
     return Rates(w=STEP * BATCH / (4 * dim**1.5), a=0.0, c=0.1)
 
 
 def trial(points: list[Params], device: torch.device) -> list[Result]:
-    """Risks of every N; the nets of all N and draws are one program."""
+    """Compute the risks for every N; the nets of all N and draws are trained in one program."""
     dim, steps = int(points[0]["dim"]), int(points[0]["steps"])
     seeds = [int(point["seed"]) for point in points]
     problem = Quadratic.draw(dim, seeds, device)
@@ -60,20 +61,20 @@ def trial(points: list[Params], device: torch.device) -> list[Result]:
 
 
 def _random_features(problem: Quadratic, w: Tensor, draw: int) -> Tensor:
-    """The risks of the first 1 … 10d features of one draw, for every Γ."""
+    """Compute the risks of the first 1 … 10d features of one draw, for every Γ."""
     forms, part = problem.forms[draw : draw + 1], w[draw : draw + 1]
     roots = [gamma.sqrt() for gamma in covariances(problem.spectrum[draw])]
     return torch.cat([forms.risk(forms.random_features(part * root)) for root in roots])
 
 
 def spectra(trials: Trials) -> Tensor:
-    """λ(B) of every draw, (draws, d)."""
+    """Return λ(B) of every draw, (draws, d)."""
     seeds = [int(seed) for seed in trials.column("seed")]
     return Quadratic.draw(int(trials.column("dim")[0]), seeds).spectrum
 
 
 def predictions(spectrum: Tensor, counts: list[int]) -> tuple[np.ndarray, np.ndarray]:
-    """Theorem 1 for every Γ, (draws, Γ, N), and what N features explain beyond it at this d."""
+    """Evaluate Theorem 1 for every Γ, (draws, Γ, N), and what N features explain beyond it at this d."""
     dim, activation = spectrum.shape[-1], expand(lambda u: u.square() - 1)
     rho = torch.tensor(counts, dtype=torch.float64) / dim
     both = [
@@ -88,22 +89,25 @@ def predictions(spectrum: Tensor, counts: list[int]) -> tuple[np.ndarray, np.nda
 
 
 def band(width: float, dim: int) -> float:
-    """The band at d = 450, wider in smaller dimensions as d^(-1/2): theorems are about d → ∞, N/d fixed."""
+    """Return the tolerance: `width` at d = 450, and wider in smaller dimensions like d^(-1/2).
+
+    The theorems are about d → ∞ with N/d fixed.
+    """
     return width * max(1.0, math.sqrt(450 / dim))
 
 
 def gap(measured: np.ndarray, expected: np.ndarray) -> float:
-    """The largest over N (and Γ) of the median over draws of |measured - expected|."""
+    """Compute the maximum over N (and Γ) of the median over draws of |measured - expected|."""
     return float(np.median(np.abs(measured - expected), axis=0).max())
 
 
 def least(above: np.ndarray, below: np.ndarray) -> float:
-    """The least margin by which one curve is above another, over draws and N."""
+    """Compute the smallest margin by which one curve is above another, over draws and N."""
     return float((above - below).min())
 
 
 def claims(trials: Trials) -> list[Claim]:
-    """The three theorems, their order, and the part that Γ plays."""
+    """Check the three theorems, the order of the risks, and the effect of Γ."""
     dim, spectrum = int(trials.column("dim")[0]), spectra(trials)
     counts, some = feature_counts(dim), np.array(hidden_widths(dim))
     few, fewer = (np.array(counts) <= dim**2 / share for share in (15, 75))
@@ -129,7 +133,7 @@ def claims(trials: Trials) -> list[Claim]:
             isotropic <= near,
         ),
         Claim(
-            f"RF is within {near:.3f} of Theorem 1 and its term in N/d² for N ≤ 10d",
+            f"RF is within {near:.3f} of Theorem 1 with the term in N/d² for N ≤ 10d",
             "Theorem 1",
             f"{finite:.4f}",
             finite <= near,
@@ -149,13 +153,13 @@ def claims(trials: Trials) -> list[Claim]:
             all(margin > 0 for margin in margins),
         ),
         Claim(
-            f"RF with Γ ≠ I is within {near:.3f} of Theorem 1 and its term in N/d² for N ≤ d²/15",
+            f"RF with Γ ≠ I is within {near:.3f} of Theorem 1 with the term in N/d² for N ≤ d²/15",
             "Theorem 1",
             f"{off:.4f}",
             off <= near,
         ),
         Claim(
-            "at N = 4d the risk is under 0.12 for Γ ∝ B, and at least 0.9 of 1 - cos²(B, Γ) for every other Γ",
+            "at N = 4d, the risk is below 0.12 for Γ ∝ B, and at least 0.9 times 1 - cos²(B, Γ) for every other Γ",
             "as ρ → ∞ it vanishes only if Γ ∝ B",
             f"{ends[2]:.3f}; " + ", ".join(f"{share:.2f}" for share in kept),
             bool(ends[2] < 0.12) and all(share >= 0.9 for share in kept),
@@ -164,12 +168,12 @@ def claims(trials: Trials) -> list[Claim]:
 
 
 def _sine(spectrum: Tensor, gamma: Tensor) -> Tensor:
-    """1 - cos²(B, Γ), the limit of the risk as ρ → ∞."""
+    """Compute 1 - cos²(B, Γ), the limit of the risk as ρ → ∞."""
     return 1 - (spectrum @ gamma).square() / (spectrum.square().sum() * gamma.square().sum())
 
 
 def figure(trials: Trials) -> Figure:
-    """Left as the poster's Figure 1, lines for theory and dots for experiment; right the same for other Γ."""
+    """Draw the poster's Figure 1, with lines for theory and dots for experiments, and the same for other Γ."""
     page, axes = panels(1, 2, width=4.8, height=3.6)
     dim, spectrum = int(trials.column("dim")[0]), spectra(trials)
     fine = np.unique(np.geomspace(dim / 15, 10 * dim, 200).round().astype(int))
@@ -177,7 +181,7 @@ def figure(trials: Trials) -> Figure:
     steps = torch.from_numpy(fine)
     left, right = axes[0]
     left.plot(fine, lines[0], color=BLUE, label="RF")
-    left.plot(fine, lines[0] - excess[0], ":", color=BLUE, lw=1.2, label="RF, and $N/d^2$")
+    left.plot(fine, lines[0] - excess[0], ":", color=BLUE, lw=1.2, label="RF with $N/d^2$ term")
     left.plot(fine, np.asarray(theory.neural_tangent(steps / dim, spectrum).mean(0)), color=ORANGE, label="NT")
     left.plot(fine, np.asarray(theory.network(steps, spectrum).mean(0)), color=GREEN, label="NN")
     dots(left, feature_counts(dim), trials.column("random_features")[:, 0], BLUE)
@@ -200,7 +204,7 @@ def figure(trials: Trials) -> Figure:
 
 
 def dots(axis: Axes, counts: list[int], values: np.ndarray, colour: str) -> None:
-    """The mean over draws as dots, least and largest as bars."""
+    """Draw the mean over draws as dots, and the minimum and maximum as bars."""
     mean = values.mean(0)
     reach = np.stack([mean - values.min(0), values.max(0) - mean])
     axis.errorbar(counts, mean, reach, fmt="o", color=colour, ms=4, elinewidth=1, zorder=3)
@@ -209,11 +213,11 @@ def dots(axis: Axes, counts: list[int], values: np.ndarray, colour: str) -> None
 EXPERIMENT = Experiment(
     name="quadratic",
     source="Ghorbani, Mei, Misiakiewicz, Montanari 2019, Figure 1, Theorems 1–3",
-    title="A quadratic target: random features, neural tangent and trained nets",
+    title="A quadratic target: random features, neural tangent models and trained nets",
     cost={"quick": "5 s on two cores", "paper": "1 min on a GPU, hours on two cores"},
     grid=grid,
     trial=trial,
     figure=figure,
     claims=claims,
-    chunk=6,  # every draw of either grid: one batched program
+    chunk=6,  # all draws of a grid in one batched program
 )

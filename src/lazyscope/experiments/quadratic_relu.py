@@ -1,7 +1,7 @@
 """Poster, Figure 3: the quadratic target fitted with ReLU neurons.
 
-Random features and neural tangent are exact minimisers of the population risk, from closed-form moments; the net
-Σ_i a_i (w_i·x)₊ + c is trained by one-pass SGD, both layers, and its risk is exact.
+Random features and the neural tangent model are exact minimisers of the population risk, from closed-form moments. Both
+layers of the net Σ_i a_i (w_i·x)₊ + c are trained by one-pass SGD, and its risk is computed exactly.
 """
 
 from __future__ import annotations
@@ -21,20 +21,23 @@ from lazyscope.theory import high_dimension as theory
 
 
 def grid(scale: str) -> list[Params]:
-    """One point a draw of B and of all weights; a point holds every N."""
+    """List one point per draw of B and of all weights; a point contains every N."""
     paper = scale == "paper"
     size: Params = {"dim": 450, "steps": 100_000} if paper else {"dim": 60, "steps": 2_000}
     return [{"seed": seed, **size} for seed in range(5 if paper else 3)]
 
 
 def rates(dim: int) -> Rates:
-    """Both layers alike, in units of n/d^(3/2), as for `quadratic`; at d = 60 steps of 1.2 train too, 2 diverge."""
+    """Return the step sizes, equal for both layers, in units of n/d^(3/2) as in `quadratic`.
+
+    At d = 60, a step size of 1.2 in these units also works, and 2 diverges.
+    """
     step = 0.8 * BATCH / dim**1.5
     return Rates(w=step, a=step, c=0.1)
 
 
 def trial(points: list[Params], device: torch.device) -> list[Result]:
-    """Risks of every N; the nets of all N and draws are one program."""
+    """Compute the risks for every N; the nets of all N and draws are trained in one program."""
     dim, steps = int(points[0]["dim"]), int(points[0]["steps"])
     seeds = [int(point["seed"]) for point in points]
     problem = Quadratic.draw(dim, seeds, device)
@@ -52,7 +55,7 @@ def trial(points: list[Params], device: torch.device) -> list[Result]:
 
 
 def predictions(trials: Trials, counts: list[int]) -> tuple[np.ndarray, np.ndarray]:
-    """Theorem 1 for ReLU features, (draws, N), and what they explain beyond it at this d."""
+    """Evaluate Theorem 1 for ReLU features, (draws, N), and what they explain beyond it at this d."""
     spectrum, activation = spectra(trials), expand(torch.relu)
     isotropic = torch.eye(spectrum.shape[-1], dtype=torch.float64)
     rho = torch.tensor(counts, dtype=torch.float64) / spectrum.shape[-1]
@@ -65,7 +68,7 @@ def predictions(trials: Trials, counts: list[int]) -> tuple[np.ndarray, np.ndarr
 
 
 def claims(trials: Trials) -> list[Claim]:
-    """The gap between NN and NT, and Theorem 1 for this activation."""
+    """Check the gap between NN and NT, and Theorem 1 for this activation."""
     dim = int(trials.column("dim")[0])
     counts, some = feature_counts(dim), np.array(hidden_widths(dim))
     fixed, tangent, network = (trials.column(name) for name in ("random_features", "neural_tangent", "network"))
@@ -84,13 +87,13 @@ def claims(trials: Trials) -> list[Claim]:
         ),
         Claim("NT is below RF for every N and every draw", "Fig. 3", f"by {lazy:.3f}", lazy > 0),
         Claim(
-            f"at N = {some[half]} the risk of NT is at least 1.5 times that of NN",
+            f"at N = {some[half]}, the risk of NT is at least 1.5 times that of NN",
             "Fig. 3",
             f"{ratio:.2f} times",
             ratio >= 1.5,
         ),
         Claim(
-            f"RF is within {near:.3f} of Theorem 1 for ReLU and its term in N/d²",
+            f"RF is within {near:.3f} of Theorem 1 for ReLU with the term in N/d²",
             "Theorem 1, general activation",
             f"{finite:.4f}",
             finite <= near,
@@ -99,13 +102,13 @@ def claims(trials: Trials) -> list[Claim]:
 
 
 def figure(trials: Trials) -> Figure:
-    """As the poster's Figure 3, with the line that Theorem 1 gives for random features."""
+    """Draw the poster's Figure 3, with Theorem 1 for random features."""
     page, axes = panels(width=5.2, height=3.8)
     axis, dim = axes[0, 0], int(trials.column("dim")[0])
     fine = np.unique(np.geomspace(dim / 15, 10 * dim, 100).round().astype(int))
     first, excess = (law.mean(0) for law in predictions(trials, fine.tolist()))
     axis.plot(fine, first, color=BLUE, label="RF, Theorem 1")
-    axis.plot(fine, first - excess, ":", color=BLUE, lw=1.2, label="RF, and $N/d^2$")
+    axis.plot(fine, first - excess, ":", color=BLUE, lw=1.2, label="RF with $N/d^2$ term")
     dots(axis, feature_counts(dim), trials.column("random_features"), BLUE)
     for name, label, colour in (("neural_tangent", "NT", ORANGE), ("network", "NN", GREEN)):
         axis.plot(hidden_widths(dim), trials.column(name).mean(0), "--", color=colour, lw=1, label=label)
@@ -127,5 +130,5 @@ EXPERIMENT = Experiment(
     trial=trial,
     figure=figure,
     claims=claims,
-    chunk=5,  # every draw of either grid: one batched program
+    chunk=5,  # all draws of a grid in one batched program
 )

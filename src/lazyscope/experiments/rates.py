@@ -1,8 +1,8 @@
-"""Theorems 2.2 and 2.4 and Proposition A.1: how fast both flows come together as α grows.
+"""Theorems 2.2 and 2.4 and Proposition A.1: the rate at which the gradient flow approaches the tangent flow in α.
 
-Smooth two-layer nets, h - h(w₀) in place of h, so that the flows start at 0. A symmetrised net starts there too, but
-its halves move in opposite directions, and the quadratic terms of h cancel in its outputs: these are one order closer
-to the tangent model's than the theorems say, which is shown beside them.
+The models are smooth two-layer nets, with h - h(w₀) in place of h so that the flows start at 0. A symmetrised net also
+starts at 0, but its halves move in opposite directions, and the quadratic terms of h cancel in its outputs. They are
+therefore one order closer to those of the tangent model than the theorems state, which is shown as a separate case.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ CASES: dict[str, tuple[Loss, float]] = {
     "square loss, all t": (Square(), 2000.0),
     "symmetrised": (Square(), 10.0),
 }
-"""A loss and a horizon in units of 1/‖Dh(w₀)‖². By the third, what is left of the flow is a slow mode's tail."""
+"""A loss, and a horizon in units of 1/‖Dh(w₀)‖². At the third horizon, only the tail of a slow mode still moves."""
 
 QUANTITIES = {
     "displacement": (r"$\|w_\alpha-w_0\|$", -1.0, 0.1, BLUE),
@@ -38,11 +38,11 @@ QUANTITIES = {
     "outputs": (r"$\|\alpha h-\alpha\bar h\|$", -1.0, 0.1, GREEN),
     "unseen": (r"$\sup_x|\alpha f-\alpha\bar f|$, unseen $x$", -1.0, 0.15, RED),
 }
-"""How each is drawn, its exponent in α, and the band around it."""
+"""The label of each quantity, its exponent in α, the tolerance of the exponent, and its colour."""
 
 
 def grid(scale: str) -> list[Params]:
-    """Seeds × scales α for each case; quick leaves the long horizon out."""
+    """List seeds × scales α for each case; `quick` omits the long horizon."""
     paper = scale == "paper"
     seeds, alphas = (range(20), 13) if paper else (range(4), 5)
     cases = CASES if paper else [case for case in CASES if case != "square loss, all t"]
@@ -55,7 +55,7 @@ def grid(scale: str) -> list[Params]:
 
 
 def trial(points: list[Params], device: torch.device) -> list[Result]:
-    """Both flows of all seeds and scales of a case at once."""
+    """Compute both flows for all seeds and scales of a case at once."""
     results: dict[tuple[str, int, float], Result] = {}
     for case in {str(point["case"]) for point in points}:
         some = [point for point in points if point["case"] == case]
@@ -69,7 +69,7 @@ def trial(points: list[Params], device: torch.device) -> list[Result]:
 
 
 def distances(case: str, seeds: list[int], alphas: list[float], device: torch.device) -> dict[str, Tensor]:
-    """sup over t ≤ T of each distance, (seeds, scales)."""
+    """Compute the supremum over t ≤ T of each distance, (seeds, scales)."""
     loss, horizon = CASES[case]
     random = [torch.Generator().manual_seed(seed) for seed in seeds]
     drawn = torch.stack([torch.randn(POINTS + UNSEEN, DIM, generator=stream, dtype=torch.float64) for stream in random])
@@ -108,25 +108,25 @@ def _at(params: dict[str, Tensor], time: int) -> dict[str, Tensor]:
 
 
 def medians(trials: Trials, case: str, name: str) -> tuple[np.ndarray, np.ndarray]:
-    """The scales, and the median distance over the seeds."""
+    """Return the scales, and the median distance over the seeds."""
     some = trials.where(case=case)
     alphas = np.unique(some.column("alpha"))
     return alphas, np.array([np.median(some.where(alpha=float(a)).column(name)) for a in alphas])
 
 
 def slope(trials: Trials, case: str, name: str) -> float:
-    """The exponent in α."""
+    """Fit the exponent in α."""
     alphas, values = medians(trials, case, name)
     return exponent(alphas, values)
 
 
 def cases(trials: Trials) -> list[str]:
-    """Those that ran."""
+    """Return the cases that have trials."""
     return [case for case in CASES if len(trials.where(case=case))]
 
 
 def claims(trials: Trials) -> list[Claim]:
-    """The exponents of the theorems, and the symmetrised net's."""
+    """Check the exponents of the theorems, and those of the symmetrised net."""
     words = {"displacement": "‖w - w₀‖", "weights": "‖w - w̄‖", "outputs": "‖αh - αh̄‖", "unseen": "unseen points"}
     source = {
         "displacement": "Thm 2.2: O(1/α)",
@@ -139,7 +139,9 @@ def claims(trials: Trials) -> list[Claim]:
         for name, (_, power, band, _) in QUANTITIES.items():
             expected = power - (case == "symmetrised" and name in ("outputs", "unseen"))
             measured = slope(trials, case, name)
-            said = "halves move oppositely: quadratic terms cancel" if case == "symmetrised" else source[name]
+            said = (
+                "halves move in opposite directions: quadratic terms cancel" if case == "symmetrised" else source[name]
+            )
             holds = abs(measured - expected) <= band
             found.append(
                 Claim(f"{case}: {words[name]} ∝ α^s, s = {expected:g} ± {band:g}", said, f"s = {measured:.3f}", holds)
@@ -148,7 +150,7 @@ def claims(trials: Trials) -> list[Claim]:
 
 
 def figure(trials: Trials) -> Figure:
-    """A panel for each case."""
+    """Draw one panel for each case."""
     shown = cases(trials)
     page, axes = panels(1, len(shown), width=3.3, height=3.4)
     for axis, case in zip(axes[0], shown, strict=True):
@@ -167,11 +169,11 @@ def figure(trials: Trials) -> Figure:
 EXPERIMENT = Experiment(
     name="rates",
     source="Chizat, Oyallon, Bach 2019, Theorems 2.2 and 2.4; supplement, Proposition A.1",
-    title="Both flows come together as α grows",
+    title="The gradient flow approaches the tangent flow as α grows",
     cost={"quick": "5 s on two cores", "paper": "2 min on two cores"},
     grid=grid,
     trial=trial,
     figure=figure,
     claims=claims,
-    chunk=260,  # all seeds and scales of a case
+    chunk=260,  # all seeds and scales of one case
 )

@@ -1,7 +1,11 @@
-"""Section 1.2: the relative scale κ against α, against the scale of the start, and against the width.
+"""Section 1.2: the inverse relative scale κ against α, against the scale of the initialisation, and against the width.
 
-Every κ is computed anew from the model that it belongs to; the laws are not put in. Models are symmetrised where the
-law asks for h(w₀) = 0, except against the width, where the start's output is part of the law.
+Against α and against the scale of the initialisation, every κ is computed from its own model, in which α or the scale
+is a factor of the function or of the weights; so is κ of the series "Le Cun" against the width. For the series 1/√m and
+1/m, the factors of κ are computed for the unscaled net of each width, and `RelativeScale.scaled` multiplies h(w₀), Dh
+and D²h by α(m). Their dependence on the width is therefore measured, but their dependence on α(m) is the formula.
+Models are symmetrised where the law requires h(w₀) = 0, except against the width, where the initial output is part of
+the law.
 """
 
 from __future__ import annotations
@@ -27,19 +31,20 @@ from lazyscope.theory.relative_scale import KinkWarning, relative_scale
 
 DIM, POINTS = 10, 40
 LAYERS = (2, 3, 4)
-"""Depths of the homogeneous nets: bias-free ReLU nets of q layers are q-homogeneous in their weights."""
+"""The depths of the homogeneous nets: ReLU nets with q layers and without biases are q-homogeneous in their weights."""
 
 SCALINGS = {"1/√m": -0.5, "1/m": 0.0, "Le Cun": -1.0}
-"""The slopes of κ in m. Le Cun (a_j ~ N(0, 1/m)): ‖h(w₀)‖ and ‖D²h‖ stay, ‖Dh‖² grows like m by the outer layer."""
+"""The exponents of κ in m. Le Cun (a_j ~ N(0, 1/m)): ‖h(w₀)‖ and ‖D²h‖ are of order 1, and ‖Dh‖² grows like m, because
+of the outer layer."""
 
 TOLERANCE = 1e-4
-"""Of the search for ‖D²h‖; the value is off by its square."""
+"""The tolerance of the search for ‖D²h‖; the error of the value is of the order of its square."""
 
 COLOURS = (BLUE, ORANGE, GREEN, RED)
 
 
 def grid(scale: str) -> list[Params]:
-    """One κ a point: of αh, of nets at λw₀, of nets of width m."""
+    """List one κ per point: of αh, of nets at λw₀, and of nets of width m."""
     paper = scale == "paper"
     seeds, some = (range(20), range(5)) if paper else (range(10), range(1))
     alphas = np.geomspace(1, 1e4, 9 if paper else 4)
@@ -55,9 +60,9 @@ def grid(scale: str) -> list[Params]:
 
 
 def trial(points: list[Params], device: torch.device) -> list[Result]:
-    """κ and its factors."""
+    """Compute κ and its factors."""
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", KinkWarning)  # the ReLU nets are read locally, as the paper does
+        warnings.simplefilter("ignore", KinkWarning)  # for ReLU nets, κ is that of the smooth piece around w₀
         return [_measured(point, device) for point in points]
 
 
@@ -66,7 +71,7 @@ def _measured(point: Params, device: torch.device) -> Result:
     problem = Teacher.draw(DIM, POINTS, 1, [seed], device)
     x, y = problem.x[0].double(), problem.y[0].double()
     if law == "m":
-        # Widths are independent draws: nets of one seed would be nested, and their errors alike.
+        # Each width has its own seeds: nets of the same seed would be nested, and their errors correlated.
         net = TwoLayer.gaussian(int(value), DIM, [1000 * int(value) + seed])[0].to(device, torch.float64)
         if series == "Le Cun":
             net = TwoLayer(net.a / math.sqrt(value), net.b, net.activation)
@@ -85,7 +90,7 @@ def _measured(point: Params, device: torch.device) -> Result:
 
 
 def _scaled(alpha: float, seed: int) -> Model:
-    """αh for a smooth symmetrised net h: the factor is in the function, not in the formula for κ."""
+    """Build αh for a smooth symmetrised net h: the factor is in the function, not in the formula for κ."""
     net = TwoLayer.gaussian(10, DIM, [seed], activation=torch.tanh)[0].symmetrised().to(torch.float64)
 
     def forward(w: Mapping[str, Tensor], x: Tensor) -> Tensor:
@@ -95,7 +100,7 @@ def _scaled(alpha: float, seed: int) -> Model:
 
 
 def _homogeneous(layers: int, factor: float, seed: int) -> Model:
-    """A bias-free ReLU net, symmetrised, started at λw₀."""
+    """Build a symmetrised ReLU net without biases, initialised at λw₀."""
     random = torch.Generator().manual_seed(seed)
     sizes = [DIM, *[8] * (layers - 1), 1]
     start: dict[str, Tensor] = {}
@@ -112,20 +117,20 @@ def _homogeneous(layers: int, factor: float, seed: int) -> Model:
 
 
 def medians(trials: Trials, law: str, series: str) -> tuple[np.ndarray, np.ndarray]:
-    """The values, and the median κ of each over the seeds."""
+    """Return the values, and the median κ of each over the seeds."""
     some = trials.where(law=law, series=series)
     values = np.unique(some.column("value"))
     return values, np.array([np.median(some.where(value=float(v)).column("kappa")) for v in values])
 
 
 def slope(trials: Trials, law: str, series: str) -> float:
-    """The exponent of κ."""
+    """Fit the exponent of κ."""
     values, kappa = medians(trials, law, series)
     return exponent(values, kappa)
 
 
 def claims(trials: Trials) -> list[Claim]:
-    """The exponents, each within 0.1."""
+    """Check that each exponent is within 0.1 of its law, and that every search converged."""
     expected = [
         ("α", "h", -1.0, "αh, h(w₀) = 0: κ ∝ α", "κ simply decreases as α⁻¹"),
         *(("λ", str(q), float(-q), f"{q}-homogeneous net at λw₀: κ ∝ λ", "κ_h(λw₀) ∝ λ^-q") for q in LAYERS),
@@ -137,7 +142,7 @@ def claims(trials: Trials) -> list[Claim]:
         holds = abs(measured - power) <= 0.1
         found.append(Claim(f"{words}^s, s = {power:g} ± 0.1", source, f"s = {measured:.3f}", holds))
     rest = float(trials.column("rest").max())
-    found.append(Claim("every search for ‖D²h‖ came to rest", "", f"residuals ≤ {rest:.0e}", rest <= TOLERANCE))
+    found.append(Claim("every search for ‖D²h‖ converged", "", f"residuals ≤ {rest:.0e}", rest <= TOLERANCE))
     return found
 
 
@@ -148,13 +153,13 @@ def _said(scaling: str) -> str:
 
 
 def figure(trials: Trials) -> Figure:
-    """Three panels in log-log scale, with the slopes found."""
+    """Draw three panels in log-log scale, with the fitted slopes."""
     page, axes = panels(1, 3, width=3.6, height=3.2)
     _draw(axes[0, 0], trials, "α", {"h": r"$\alpha h$"})
     _draw(axes[0, 1], trials, "λ", {str(q): f"{q} layers" for q in LAYERS})
     _draw(axes[0, 2], trials, "m", {k: k for k in SCALINGS})
-    axes[0, 0].set(title="scaled models", xlabel=r"scale $\alpha$", ylabel=r"relative scale $\kappa$")
-    axes[0, 1].set(title="homogeneous nets", xlabel=r"start $\lambda w_0$, $\lambda$")
+    axes[0, 0].set(title="scaled models", xlabel=r"scale $\alpha$", ylabel=r"$\kappa$")
+    axes[0, 1].set(title="homogeneous nets at $\\lambda w_0$", xlabel=r"$\lambda$")
     axes[0, 2].set(title="wide nets", xlabel=r"width $m$")
     return page
 
@@ -172,7 +177,7 @@ def _draw(axis: Axes, trials: Trials, law: str, labels: dict[str, str]) -> None:
 EXPERIMENT = Experiment(
     name="relative-scale",
     source="Chizat, Oyallon, Bach 2019, section 1.2; Hadiji 2023",
-    title="The relative scale says when training is lazy",
+    title="The inverse relative scale κ of scaled, homogeneous and wide models",
     cost={"quick": "10 s on two cores", "paper": "2 min on two cores"},
     grid=grid,
     trial=trial,

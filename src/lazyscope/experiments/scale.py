@@ -1,4 +1,4 @@
-"""Figure 1(c): the test loss against the scale τ of the start, from features to the plateau of the tangent model."""
+"""Figure 1(c): the test loss against the scale τ of the initialisation, from feature learning to the lazy plateau."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from lazyscope.problem.teacher import Teacher
 
 
 def grid(scale: str) -> list[Params]:
-    """Seeds × scales τ = 10^(-2.2 … 1)."""
+    """List seeds × scales τ = 10^(-2.2 … 1)."""
     if scale == "paper":
         size: Params = {"dim": 100, "train": 1000, "test": 1000, "width": 50, "steps": 10_000}
-        # Ten seeds, as the authors ran, are too few for the rise: its median over ten goes from 48 to 92.
+        # Ten seeds, as the authors used, are too few for the rise: over sets of ten, its median ranges from 48 to 92.
         seeds, exponents = range(60), np.arange(-22, 11) / 10
     else:
         size = {"dim": 20, "train": 200, "test": 500, "width": 20, "steps": 4_000}
@@ -30,7 +30,7 @@ def grid(scale: str) -> list[Params]:
 
 
 def trial(points: list[Params], device: torch.device) -> list[Result]:
-    """Descent of all seeds and scales as one program, and the tangent flow of every seed to the same time."""
+    """Train all seeds and scales in one program, and compute the tangent flow of every seed to the same time."""
     dim, train, test, width, steps = (int(points[0][k]) for k in ("dim", "train", "test", "width", "steps"))
     seeds = sorted({int(point["seed"]) for point in points})
     taus = sorted({float(point["tau"]) for point in points})
@@ -38,7 +38,7 @@ def trial(points: list[Params], device: torch.device) -> list[Result]:
     net = TwoLayer.gaussian(width // 2, dim, seeds).symmetrised()[:, None].to(device)
     alpha = torch.tensor(taus, dtype=torch.float64) ** 2
     members = (len(seeds), len(taus))
-    # Steps of min(10, 0.1/τ²) in w at d = 100, α times as long in v. The curvature at the teacher is of order 1/d.
+    # Step sizes min(10, 0.1/τ²) in w at d = 100, and α times that in v. The curvature at the teacher is of order 1/d.
     lr = 0.1 * (dim * alpha).clamp(max=1).expand(members)
     x, x_test = problem.x[:, None], problem.x_test[:, None]
     unseen = net.coordinates(x_test, alpha, centred=True)
@@ -84,24 +84,24 @@ def trial(points: list[Params], device: torch.device) -> list[Result]:
 
 
 def figure(trials: Trials) -> Figure:
-    """Test loss against τ: mean and standard deviation over the seeds."""
+    """Draw the test loss against τ: mean and standard deviation over the seeds."""
     canvas, axes = panels(width=4.6, height=3.4)
     axis, taus = axes[0, 0], np.unique(trials.column("tau"))
-    for name, label, colour in (("end", "end of training", BLUE), ("best", "best along the way", ORANGE)):
+    for name, label, colour in (("end", "end of training", BLUE), ("best", "best during training", ORANGE)):
         values = np.stack([trials.where(tau=float(tau)).column(name) for tau in taus])
         mean, deviation = values.mean(1), values.std(1)
         axis.plot(taus, mean, "-o", color=colour, markersize=3.5, label=label)
-        low = np.maximum(mean - deviation, mean / 10)  # a logarithmic axis has no place for mean < deviation
+        low = np.maximum(mean - deviation, mean / 10)  # a logarithmic axis cannot show mean < deviation
         axis.fill_between(taus, low, mean + deviation, color=colour, alpha=0.2, linewidth=0)
     tangent = trials.where(tau=float(taus[-1])).column("tangent").mean()
     axis.axhline(tangent, color="0.25", linestyle="--", linewidth=1.2, label="tangent model")
-    axis.set(xscale="log", yscale="log", xlabel=r"scale of the start $\tau$", ylabel="test loss")
+    axis.set(xscale="log", yscale="log", xlabel=r"scale of initialisation $\tau$", ylabel="test loss")
     axis.legend()
     return canvas
 
 
 def claims(trials: Trials) -> list[Claim]:
-    """The rise, and what the plateau is; on medians over the seeds."""
+    """Check the rise of the test loss, and that the plateau is the tangent model, on medians over the seeds."""
     taus = np.unique(trials.column("tau"))
     least, largest = (trials.where(tau=float(tau)) for tau in (taus[0], taus[-1]))
     rise = float(np.median(largest.column("end")) / np.median(least.column("end")))
@@ -116,13 +116,15 @@ def claims(trials: Trials) -> list[Claim]:
             rise >= 50 and not ended,
         ),
         Claim(
-            "the best loss along the way rises too, at least 20 times",
+            # The source gives no factor. At paper scale, 53 times is measured, and medians over ten seeds vary by a
+            # factor of two (see `grid`), so that 50, the limit of the final loss, would be too close.
+            "the best test loss during training also rises, at least 20 times",
             "§3.1: not due to a lack of regularisation",
             f"{best:.0f} times",
             best >= 20,
         ),
         Claim(
-            f"for τ > 3, up to {taus[-1]:g}, it is that of the tangent model within 3%",
+            f"for τ > 3, up to {taus[-1]:g}, the test loss agrees with that of the tangent model within 3%",
             "§1.1: the plateau corresponds exactly to the performance of the linearised model",
             f"within {max(gaps):.2%}",
             max(gaps) < 0.03,
@@ -131,7 +133,7 @@ def claims(trials: Trials) -> list[Claim]:
 
 
 def _over(trials: Trials) -> np.ndarray:
-    """How far the loss is above the tangent model's, relatively."""
+    """Compute the relative difference between the loss and that of the tangent model."""
     above: np.ndarray = trials.column("end") / trials.column("tangent") - 1
     return above
 
@@ -139,11 +141,11 @@ def _over(trials: Trials) -> np.ndarray:
 EXPERIMENT = Experiment(
     name="scale",
     source="Chizat, Oyallon, Bach 2019, Figure 1(c)",
-    title="Generalisation worsens as the start grows",
+    title="Generalisation worsens as the scale of the initialisation grows",
     cost={"quick": "15 s on two cores", "paper": "90 s on a GPU, hours on two cores"},
     grid=grid,
     trial=trial,
     figure=figure,
     claims=claims,
-    chunk=297,  # nine seeds with all the scales of either grid
+    chunk=297,  # nine seeds with all scales of the paper's grid
 )

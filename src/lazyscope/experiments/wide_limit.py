@@ -1,7 +1,7 @@
-"""Talk 004, "Neural Tangent Kernel": wide nets of any depth have the limit's kernel, and train to its regression.
+"""Talk 004, "Neural Tangent Kernel": kernels and trained functions of wide nets converge to the infinite-width limit.
 
-The nets are ReLU nets in the NTK parametrisation. From each its output at the start is subtracted (`centred`), so
-that training begins at 0, as kernel regression does.
+The nets are ReLU nets in the NTK parametrisation. The initial output of each net is subtracted (`centred`), so that
+training starts from 0, like kernel regression.
 """
 
 from __future__ import annotations
@@ -26,18 +26,18 @@ from lazyscope.model.base import Model
 from lazyscope.tangent.limit import limit_kernel
 
 VARIANCES: dict[str, Any] = {"weight_variance": 2.0, "bias_variance": 0.1}
-"""2 keeps the size of ReLU layers (He et al., 2015); biases of variance 0.1 are Jacot et al.'s."""
+"""Weight variance 2 preserves the norm of ReLU layers (He et al., 2015); the bias variance is that of Jacot et al."""
 
-ANGLES = np.linspace(0, math.pi, 13)  # where kernels are compared, all pairs
-CIRCLE = np.linspace(-math.pi, math.pi, 97)  # where trained nets are compared
+ANGLES = np.linspace(0, math.pi, 13)  # kernels are compared at all pairs of these
+CIRCLE = np.linspace(-math.pi, math.pi, 97)  # trained nets are compared at these
 DATA = np.array([-2.6, -1.5, -0.1, 1.05, 2.2])
 TARGET = np.array([0.6, 1.0, -0.5, 0.3, -1.0])
-STEPS = 60  # of size 1/λ_max(K/n), and λ_max/λ_min < 9: the slowest error ends below e^(-60/9) = 0.1 %
+STEPS = 60  # with step size 1/λ_max(K/n) and λ_max/λ_min < 9, the slowest error falls below e^(-60/9) = 0.1 %
 COLOURS = {2: BLUE, 3: ORANGE, 4: GREEN}
 
 
 def grid(scale: str) -> list[Params]:
-    """Depths and widths; kernels of `draws` nets, of which `trained` are trained."""
+    """List depths and widths; kernels are computed for `draws` nets, of which `trained` are trained."""
     paper = scale == "paper"
     depths, widths = ((2, 3, 4), range(4, 12)) if paper else ((2, 3), (4, 6, 8, 10))
     size = {"draws": 32, "trained": 5} if paper else {"draws": 16, "trained": 3}
@@ -45,14 +45,14 @@ def grid(scale: str) -> list[Params]:
 
 
 def circle(angles: np.ndarray) -> Tensor:
-    """Points of the unit circle, (n, 2), in float64."""
+    """Return points of the unit circle, (n, 2), in float64."""
     return torch.from_numpy(np.stack([np.cos(angles), np.sin(angles)], axis=1))
 
 
 def nets(depth: int, width: int, seeds: Sequence[int], device: torch.device) -> Model:
-    """Nets of independent weights side by side, one an output: z ← σ_w/√fan-in · zW + σ_b·b, then ReLU."""
+    """Build independent nets in one model, one per output: z ← σ_w/√fan-in · zW + σ_b·b, then ReLU."""
     sizes = [2, *[width] * (depth - 1), 1]
-    # As for `limit_kernel`, the first layer is not divided by its fan-in.
+    # As in `limit_kernel`, the first layer is not divided by its fan-in.
     scales = [math.sqrt(VARIANCES["weight_variance"] / (fan_in if i else 1)) for i, fan_in in enumerate(sizes[:-1])]
     random = [torch.Generator().manual_seed(1000 * width + seed) for seed in seeds]
     w0 = {}
@@ -71,12 +71,12 @@ def nets(depth: int, width: int, seeds: Sequence[int], device: torch.device) -> 
 
 
 def trial(points: list[Params], device: torch.device) -> list[Result]:
-    """Kernels on the half circle, (draws, 13, 13), and functions after training, (trained, 97)."""
+    """Compute kernels on the half circle, (draws, 13, 13), and functions after training, (trained, 97)."""
     results: list[Result] = []
     for point in points:
         depth, width, draws, trained = (int(point[name]) for name in ("depth", "width", "draws", "trained"))
         x = circle(ANGLES).to(device, torch.float32)
-        # Dense Jacobians: for so few points they take less time than tracing a net for `tangent_kernel`.
+        # For so few points, dense Jacobians are faster than tracing a net for `tangent_kernel`.
         jacobians = (nets(depth, width, [seed], device).jacobian(x) for seed in range(draws))
         kernels = torch.stack([jacobian @ jacobian.T for jacobian in jacobians])
         functions, loss = train(nets(depth, width, range(trained), device), depth, device)
@@ -85,7 +85,7 @@ def trial(points: list[Params], device: torch.device) -> list[Result]:
 
 
 def train(model: Model, depth: int, device: torch.device) -> tuple[np.ndarray, float]:
-    """What gradient descent makes of the nets on the circle, and what it leaves of the loss."""
+    """Train the nets by gradient descent; return their values on the circle, and the final loss over the initial."""
     data, everywhere = (circle(angles).to(device, torch.float32) for angles in (DATA, CIRCLE))
     seen = model.coordinates(everywhere, centred=True)
     count = seen.outputs(seen.zeros()).shape[1]
@@ -106,38 +106,38 @@ def train(model: Model, depth: int, device: torch.device) -> tuple[np.ndarray, f
 
 
 def limit(depth: int) -> np.ndarray:
-    """Θ on the half circle."""
+    """Compute Θ on the half circle."""
     return np.asarray(limit_kernel(circle(ANGLES), depth=depth, **VARIANCES))
 
 
 def regression(depth: int, angles: np.ndarray = CIRCLE) -> np.ndarray:
-    """Θ(·, X) Θ(X, X)⁻¹ y: kernel regression without ridge, the end of the limit's flow from 0."""
+    """Compute Θ(·, X) Θ(X, X)⁻¹ y: kernel regression without ridge, the limit in time of the kernel flow from 0."""
     x = circle(DATA)
     coefficients = torch.linalg.solve(limit_kernel(x, depth=depth, **VARIANCES), torch.from_numpy(TARGET))
     return np.asarray(limit_kernel(circle(angles), x, depth=depth, **VARIANCES) @ coefficients)
 
 
 def kernel_errors(trial: Trial) -> np.ndarray:
-    """‖K_m - Θ‖/‖Θ‖ (Frobenius) of each draw."""
+    """Compute ‖K_m - Θ‖/‖Θ‖ (Frobenius norm) of each draw."""
     expected = limit(int(trial.params["depth"]))
     difference = np.asarray(trial.result["kernels"]) - expected
     return np.asarray(np.linalg.norm(difference, axis=(1, 2)) / np.linalg.norm(expected))
 
 
 def function_errors(trial: Trial) -> np.ndarray:
-    """‖f_m - f‖/‖f‖ in L² of the circle, f the kernel regression, of each trained net."""
+    """Compute ‖f_m - f‖/‖f‖ in L² of the circle for each trained net, where f is the kernel regression."""
     expected = regression(int(trial.params["depth"]))
     difference = np.asarray(trial.result["functions"]) - expected
     return np.asarray(np.linalg.norm(difference, axis=1) / np.linalg.norm(expected))
 
 
 def by_depth(trials: Trials) -> dict[int, Trials]:
-    """The trials of each depth."""
+    """Return the trials of each depth."""
     return {int(depth): trials.where(depth=int(depth)) for depth in np.unique(trials.column("depth"))}
 
 
 def claims(trials: Trials) -> list[Claim]:
-    """Rate of the kernel, agreement of the trained nets, for each depth."""
+    """Check, for each depth, the rate of the kernel and the agreement of the trained nets."""
     found = []
     for depth, some in by_depth(trials).items():
         widths, widest = some.column("width"), some[len(some) - 1]
@@ -147,19 +147,19 @@ def claims(trials: Trials) -> list[Claim]:
         found += [
             Claim(f"depth {depth}: kernel error ~ m^s, s = -0.5 ± 0.1", "→ K", f"{rate:.3f}", abs(rate + 0.5) <= 0.1),
             Claim(
-                f"depth {depth}, m = {m}: trained net is kernel regression within 5 %",
+                f"depth {depth}, m = {m}: the trained net agrees with kernel regression within 5 %",
                 "performs kernel regression",
                 f"{100 * gaps[-1]:.1f} %",
                 bool(gaps[-1] <= 0.05),
             ),
             Claim(f"depth {depth}: that distance ~ m^s, s ≤ -0.3", "→ 0", f"{fall:.2f}", fall <= -0.3),
-            Claim(f"depth {depth}, m = {m}: part of the loss left ≤ 10⁻³", "ridgeless", f"{left:.1e}", left <= 1e-3),
+            Claim(f"depth {depth}, m = {m}: final/initial loss ≤ 10⁻³", "ridgeless", f"{left:.1e}", left <= 1e-3),
         ]
     return found
 
 
 def figure(trials: Trials) -> Figure:
-    """Kernels and functions on the circle, as Jacot et al. draw them, and both errors against the width."""
+    """Draw kernels and functions on the circle, as Jacot et al. do, and both errors against the width."""
     page, axes = panels(2, 2, width=4.6, height=3.3)
     groups = by_depth(trials)
     deepest = max(groups)
@@ -175,7 +175,7 @@ def figure(trials: Trials) -> Figure:
 
 
 def _shown(trials: Trials) -> list[tuple[Trial, str]]:
-    """A narrow and the widest net."""
+    """Return a narrow net and the widest net, with their colours."""
     return [(trials.where(width=64)[0], ORANGE), (trials[len(trials) - 1], BLUE)]
 
 
@@ -223,7 +223,7 @@ def _errors(axis: Axes, groups: dict[int, Trials], measure: Callable[[Trial], np
 EXPERIMENT = Experiment(
     name="wide-limit",
     source="Chizat 2020, talk, Neural Tangent Kernel; Hadiji 2023, lecture",
-    title="Wide nets: tangent kernel and training tend to those of infinite width",
+    title="Wide nets: the tangent kernel and the trained function converge to their infinite-width limits",
     cost={"quick": "10 s on two cores", "paper": "3 min on two cores"},
     grid=grid,
     trial=trial,

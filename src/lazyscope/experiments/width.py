@@ -1,7 +1,8 @@
-"""Figure 2(a): the test loss against the width m, when the model is scaled by α = 1/√m or by α = 1/m.
+"""Figure 2(a): the test loss against the width m, for models scaled by α = 1/√m or by α = 1/m.
 
-The authors move w by (s/m)/α times a gradient without its factor α. That is descent of F_α(w) = R(αh(w))/α² with the
-step s/m, which it is in tangent coordinates too, for either α. The start is not symmetrised, so αh(w₀) stays.
+The authors move w by (s/m)/α times a gradient without its factor α. This is gradient descent on F_α(w) = R(αh(w))/α²
+with the step size s/m, which is also the step size in tangent coordinates, for both α. The initialisation is not
+symmetrised, so αh(w₀) is part of the outputs.
 """
 
 from __future__ import annotations
@@ -21,24 +22,25 @@ from lazyscope.model.two_layer import TwoLayer
 from lazyscope.problem.teacher import Teacher
 
 LAZY, ACTIVE = 0.5, 1.0
-"""α = m^-power: with 1/√m wide nets become lazy, with 1/m they have a mean-field limit."""
+"""α = m^-power: with 1/√m, wide nets become lazy; with 1/m, they have a mean-field limit."""
 
 
 def grid(scale: str) -> list[Params]:
-    """Widths × powers × seeds; `step` is s.
+    """List widths × powers × seeds; `step` is s.
 
-    The target is multiplied by 100 at d = 100, `gain` = d in general: on the sphere σ(b·x) has the size of ‖b‖/√d, and
-    the curvature at a fit is that of gain/d.
+    The target is multiplied by 100 at d = 100, and by `gain` = d in general: on the sphere, σ(b·x) is of order ‖b‖/√d,
+    and the curvature at a solution is of order gain/d.
     """
     if scale == "paper":
         size: Params = {"dim": 100, "gain": 100, "train": 1000, "test": 1000, "steps": 25_000}
         widths, speeds = [2, 3, 4, 6, 8, 12, 16, 24, 32, 64, 128, 256, 512], {LAZY: 1.0, ACTIVE: 0.05}
-        seeds = 10  # as the authors ran; the text says 5
+        seeds = 10  # as in the authors' program; the text states 5
     else:
-        # A sixteenth of the steps, of which those for 1/m can be longer.
+        # About a sixteenth of the steps; those for 1/m can be larger.
         size = {"dim": 20, "gain": 20, "train": 200, "test": 500, "steps": 1_500}
         widths, speeds = [2, 4, 8, 16, 32, 64, 128], {LAZY: 1.0, ACTIVE: 0.25}
-        seeds = 12  # five medians of five seeds rise from m = 16 by 1.3 to 6.8 times, two of twelve by 4.3 and 5.3
+        # From m = 16 on, medians of five seeds rise by 1.3 to 6.8 times (five draws), those of twelve by 4.3 and 5.3.
+        seeds = 12
     return [
         {"width": width, "power": power, "seed": seed, "step": step, **size}
         for width in widths
@@ -48,7 +50,7 @@ def grid(scale: str) -> list[Params]:
 
 
 def trial(points: list[Params], device: torch.device) -> list[Result]:
-    """Descent of all widths, powers and seeds as one program, and the tangent model of each to the same time."""
+    """Train all widths, powers and seeds in one program, and the tangent model of each to the same time."""
     dim, gain, train, test, steps = (int(points[0][k]) for k in ("dim", "gain", "train", "test", "steps"))
     seeds, widths = (sorted({int(point[k]) for point in points}) for k in ("seed", "width"))
     speeds = {float(point["power"]): float(point["step"]) for point in points}
@@ -93,14 +95,14 @@ def trial(points: list[Params], device: torch.device) -> list[Result]:
 
 
 def medians(trials: Trials, power: float, name: str) -> np.ndarray:
-    """The median over the seeds at each width, increasing."""
+    """Compute the median over the seeds at each width, in increasing order of width."""
     some = trials.where(power=power)
     widths = np.unique(some.column("width"))
     return np.array([np.median(some.where(width=int(width)).column(name)) for width in widths])
 
 
 def figure(trials: Trials) -> Figure:
-    """Test loss against m, one dot a seed and their mean; beside it the part that it is of the tangent model's."""
+    """Draw the test loss against m, and its ratio to that of the tangent model, with one dot per seed."""
     canvas, axes = panels(columns=2, width=4.2, height=3.4)
     widths = np.unique(trials.column("width"))
     tops = []
@@ -109,7 +111,7 @@ def figure(trials: Trials) -> Figure:
         values = np.stack([group.column("test") for group in groups])
         axes[0, 0].plot(widths, values, "o", color=colour, markersize=2, zorder=3)
         axes[0, 0].plot(widths, values.mean(1), color=colour, linewidth=2.6, label=label)
-        tops.append(values[widths >= 4].max())  # nets narrower than the teacher leave the picture
+        tops.append(values[widths >= 4].max())  # nets narrower than the teacher may leave the plot
         ratios = values / np.stack([group.column("tangent") for group in groups])
         axes[0, 1].plot(widths, ratios, "o", color=colour, markersize=2, zorder=3)
         axes[0, 1].plot(widths, np.median(ratios, axis=1), color=colour, linewidth=2.6, label=label)
@@ -122,7 +124,7 @@ def figure(trials: Trials) -> Figure:
 
 
 def claims(trials: Trials) -> list[Claim]:
-    """What more neurons do under either scaling; on medians over the seeds."""
+    """Check the effect of more neurons under both scalings, on medians over the seeds."""
     widths = np.unique(trials.column("width"))
     lazy, active = (medians(trials, power, "test") for power in (LAZY, ACTIVE))
     ratio = float(lazy[-1] / active[-1])
@@ -134,31 +136,32 @@ def claims(trials: Trials) -> list[Claim]:
     diverged = sum(str(status) == "diverged" for status in trials.column("status"))
     return [
         Claim(
-            f"at m = {widths[-1]} the loss with 1/√m is at least 3 times that with 1/m",
+            f"at m = {widths[-1]}, the test loss with 1/√m is at least 3 times that with 1/m",
             "Fig. 2(a)",
             f"{ratio:.1f} times",
             ratio >= 3 and not diverged,
         ),
         Claim(
-            f"with 1/√m it rises at least 2 times from m = 16 to m = {widths[-1]}",
+            f"with 1/√m, it rises at least 2 times from m = 16 to m = {widths[-1]}",
             "§3.1: lazy training, with a poor generalisation as m increases",
             f"{rise:.1f} times, from {wide[0]:.2g} to {wide[-1]:.2g}",
             rise >= 2,
         ),
         Claim(
-            f"with 1/m it is below 3 % of its start at m = {widths[-1]}",
+            f"with 1/m, it is below 3 % of its initial value at m = {widths[-1]}",
             "§3.1: the test error remains relatively close to 0 for large m",
             f"{left:.2%}",
             left < 0.03,
         ),
         Claim(
-            f"with 1/√m the tangent model comes closer with every m from 16 on, to a factor 4 at m = {widths[-1]}",
+            "with 1/√m, the ratio of the tangent model's loss to the net's falls with every m from 16 on, and is below "
+            f"4 at m = {widths[-1]}",
             "§1.2: κ falls like 1/√m",
             f"a factor {below[0][-1]:.1f}, from {below[0][widths >= 16][0]:.1f}",
             closer and bool(below[0][-1] < 4),
         ),
         Claim(
-            f"with 1/m it does not: at m = {widths[-1]} its loss is still 8 times the net's",
+            f"with 1/m it does not: at m = {widths[-1]}, the tangent model's loss is still at least 8 times the net's",
             "§1.2: κ does not fall",
             f"{below[1][-1]:.1f} times",
             bool(below[1][-1] >= 8),
@@ -175,5 +178,5 @@ EXPERIMENT = Experiment(
     trial=trial,
     figure=figure,
     claims=claims,
-    chunk=40,  # two widths of the paper's grid: padding them to one width costs little, and halves the launches
+    chunk=40,  # two widths of the paper's grid: padding them to one width costs little and halves the kernel launches
 )

@@ -1,4 +1,4 @@
-"""The report on a model that the user brings: is it lazy, why, and what would change it?"""
+"""Inspect a model: whether its training is lazy, why, and what would change that."""
 
 from lazyscope.inspect.budget import Budget
 from lazyscope.inspect.inspection import inspect

@@ -1,4 +1,4 @@
-"""How much an inspection may cost: seconds, bytes, points and steps; and what was left out to keep to it."""
+"""The limits of an inspection on time, memory, points and steps."""
 
 from __future__ import annotations
 
@@ -16,24 +16,32 @@ from lazyscope.linalg.eigen import COPIES
 from lazyscope.model.base import flatten, unflatten
 
 OUTPUTS = {"cpu": 2000, "cuda": 6000}
-"""Outputs of all points, N = nk, that are drawn unless `points` says otherwise: N³ grows to several seconds there."""
+"""The default limit on the number of outputs N = nk, by device type. The kernel then takes several seconds."""
 
 HELD = {"cpu": 6000, "cuda": 20_000}
-"""N up to which the kernel is diagonalised, in a minute or two; beyond, its spectrum is estimated from products."""
+"""The largest N for which the kernel is diagonalised, which takes a minute or two. For larger N its spectrum is
+estimated from matrix products."""
 
 FEWEST = 16
-"""Points below which a spectrum says little about the data."""
+"""The smallest number of points that is drawn, unless `points` is given."""
 
 STEPS = 500
-"""Steps of the training at α = 1 where time allows: with steps of a quarter of the limit, 250 natural times n/λ_max."""
+"""The largest number of training steps. With a quarter of the largest stable learning rate, it is 250 times n/λ_max."""
 
 
 @final
 @dataclass(frozen=True)
 class Budget:
-    """About so many `seconds` and bytes of `memory`; `points` and `steps` are found to fit unless they are given.
+    """The limits of an inspection.
 
-    The time is a plan, made from the first measured steps, and not a limit: what was asked for is finished.
+    The time is a target, not a hard limit: the inspection plans its steps from the first measured ones, and then
+    completes them.
+
+    Args:
+        seconds: The approximate duration, in seconds.
+        memory: The approximate memory, in bytes.
+        points: The number of points to draw, or None to draw as many as fit.
+        steps: The number of training steps, or None to take as many as fit.
     """
 
     seconds: float | int = 120
@@ -48,14 +56,30 @@ class Budget:
             raise InputError(f'The budget is {self.memory} bytes; pass at least 16 MiB, such as memory="2GB".')
         for name, value in (("points", self.points), ("steps", self.steps)):
             if value is not None and value < 2:
-                raise InputError(f"The budget has {name}={value}; pass at least 2, or leave it to be found.")
+                raise InputError(f"The budget has {name}={value}; pass at least 2, or None to choose it automatically.")
 
     def held(self, device: torch.device) -> int:
-        """N up to which the kernel is held and diagonalised, with the copies in float64 that this takes."""
+        """Compute the largest number of outputs for which the kernel is stored and diagonalised.
+
+        Args:
+            device: The device of the kernel.
+
+        Returns:
+            The largest N, which takes the float64 copies of the eigenvalue solver into account.
+        """
         return min(math.isqrt(self.memory // (8 * (1 + COPIES))), HELD.get(device.type, HELD["cpu"]))
 
     def size(self, n: int, k: int, device: torch.device) -> int:
-        """How many of the n points to take, each with k outputs."""
+        """Choose the number of points to draw.
+
+        Args:
+            n: The number of points that are available.
+            k: The number of outputs per point.
+            device: The device of the kernel.
+
+        Returns:
+            The number of points.
+        """
         if self.points is not None:
             return min(n, self.points)
         return min(n, max(FEWEST, min(OUTPUTS.get(device.type, OUTPUTS["cpu"]), self.held(device)) // k))
@@ -64,26 +88,41 @@ class Budget:
 @final
 @dataclass
 class Clock:
-    """Where the time goes."""
+    """The clock of an inspection.
+
+    Args:
+        seconds: The planned duration, in seconds.
+        start: The time of the start, as `time.perf_counter` returns it.
+    """
 
     seconds: float | int
     start: float = field(default_factory=time.perf_counter)
 
     @property
     def elapsed(self) -> float:
-        """Seconds since the start; a GPU is waited for, as it works behind the clock's back."""
+        """The number of seconds since the start, after synchronisation with the GPU."""
         if torch.cuda.is_initialized():
             torch.cuda.synchronize()
         return time.perf_counter() - self.start
 
     @property
     def left(self) -> float:
-        """Seconds of the plan that are left, and never less than a tenth of them."""
+        """The number of planned seconds that are left, at least a tenth of all."""
         return max(self.seconds - self.elapsed, 0.1 * self.seconds)
 
 
 def draw(x: Inputs, y: Tensor, count: int, seed: int) -> tuple[Inputs, Tensor]:
-    """`count` points without repetition, drawn by the seed, in the order in which they stood."""
+    """Draw points at random, without repetition.
+
+    Args:
+        x: The inputs.
+        y: The targets.
+        count: The number of points to draw. If it is not below the number of points, all are returned.
+        seed: The seed.
+
+    Returns:
+        The inputs and the targets of these points, in their original order.
+    """
     keys, leaves = flatten(x)
     n = len(leaves[0])
     if count >= n:
@@ -93,6 +132,14 @@ def draw(x: Inputs, y: Tensor, count: int, seed: int) -> tuple[Inputs, Tensor]:
 
 
 def first(x: Inputs, count: int) -> Inputs:
-    """The first points of inputs that stand in random order, or in any where all are alike."""
+    """Select the first points.
+
+    Args:
+        x: The inputs.
+        count: The number of points.
+
+    Returns:
+        The inputs of these points.
+    """
     keys, leaves = flatten(x)
     return unflatten(keys, [leaf[:count] for leaf in leaves])

@@ -1,4 +1,4 @@
-"""D²h(w₀) by central differences, for forwards that torch cannot differentiate twice, even written out."""
+"""The second derivative D²h(w₀) by central differences, for models that PyTorch cannot differentiate twice."""
 
 from __future__ import annotations
 
@@ -14,14 +14,21 @@ from lazyscope.model.base import Model, flatten, unflatten
 from lazyscope.model.jacobian import JacobianOperator
 
 STEP = 1e-4
-"""In float64, along unit vectors: the difference errs by STEP² of the fourth derivative, rounding by 10⁻¹⁶/STEP²."""
+"""The step of the differences along unit vectors. In float64, the truncation error is of order STEP² and the rounding
+error of order 10⁻¹⁶/STEP²."""
 
 
 @final
 class Differences(Bilinear):
-    """B(u, v) from four values of h, B(u, ·)ᵀg from two gradients, in float64 whatever the model's dtype.
+    """The second derivative as a bilinear map, computed by central differences in float64.
 
-    Rows and columns are those of `SecondDerivative`, its twin.
+    B(u, v) takes four evaluations of h, and B(u, ·)ᵀg takes two gradients. Rows and columns are ordered as in
+    `SecondDerivative`.
+
+    Args:
+        model: The model, of any floating-point dtype.
+        x: The inputs.
+        batch: The number of inputs that are evaluated at once.
     """
 
     def __init__(self, model: Model, x: Inputs, *, batch: int = 512) -> None:

@@ -1,4 +1,4 @@
-"""What the command line is given: `package.module:factory` and data, by name or as a file."""
+"""The arguments of `lazyscope inspect`: a factory `package.module:factory`, and data by name or as a file."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ from lazyscope.loss import CrossEntropy, Loss, Square
 from lazyscope.model.base import Model, flatten, unflatten
 
 IMAGES = 2000
-"""Images taken from CIFAR-10, of which the inspection draws what fits."""
+"""The number of images loaded from CIFAR-10, from which the inspection draws its points."""
 
 LARGEST = 2**31
-"""Bytes of the arrays in a file when they are unpacked: as much as an inspection may use, unless told otherwise."""
+"""The largest size of the unpacked arrays of a file, in bytes: the default memory of an inspection."""
 
 DATA: dict[str, Callable[[int], tuple[Tensor, Tensor]]] = {
     "digits": lambda seed: digits(seed=seed),
@@ -36,19 +36,37 @@ LOSSES: dict[str, Loss | None] = {"auto": None, "square": Square(), "cross-entro
 
 
 class Brought(NamedTuple):
-    """A module with data for it, and a loss if the factory names one."""
+    """A model with its data, and the loss if the factory returns one."""
 
     net: nn.Module | Model
+    """The model."""
     x: Inputs
+    """The inputs."""
     y: Tensor
+    """The targets."""
     loss: Loss | None
+    """The loss, or None."""
 
 
 def bring(address: str, data: str | None, device: torch.device, *, evaluation: bool, seed: int) -> Brought:
-    """Calls the factory, after seeding torch, and fetches the data.
+    """Seed PyTorch, call the factory, and load the data.
 
-    The factory returns a module, or (module, x, y), or (module, x, y, loss). Data that are named replace its own.
-    `evaluation` calls `net.eval()`: batch-norm then takes its running statistics, and dropout is off.
+    Args:
+        address: The factory, as `package.module:factory`. It returns a module, `(module, x, y)` or
+            `(module, x, y, loss)`.
+        data: "digits", "cifar10", or the path of an `.npz` file with arrays x and y. They replace the data that the
+            factory returns. None uses the data of the factory.
+        device: The device of the model.
+        evaluation: Whether to call `net.eval()`, so that batch-norm uses its running statistics and dropout is off.
+        seed: The seed of the factory and of the choice of data.
+
+    Returns:
+        The model, the data and the loss.
+
+    Raises:
+        ModelError: If the factory cannot be loaded, fails, or returns something else.
+        InputError: If there are no data.
+        DataError: If the data cannot be read.
     """
     torch.manual_seed(seed)
     made = _made(address)
@@ -57,8 +75,8 @@ def bring(address: str, data: str | None, device: torch.device, *, evaluation: b
         x, y = _data(data, seed)
     if x is None or y is None:
         raise InputError(
-            f"'{address}' returns a module without data; name some with --data digits, cifar10 or FILE.npz, or let it"
-            " return (module, x, y)."
+            f"'{address}' returns a module without data; pass --data digits, cifar10 or FILE.npz, or let it return"
+            " (module, x, y)."
         )
     if isinstance(net, nn.Module):
         net = net.eval() if evaluation else net
@@ -67,7 +85,7 @@ def bring(address: str, data: str | None, device: torch.device, *, evaluation: b
     else:
         net = net.to(device)
         dtype = next(iter(net.params.values())).dtype
-    if data is not None:  # a file has no opinion about precision
+    if data is not None:  # the precision of the model takes precedence over that of the file
         keys, leaves = flatten(x)
         x = unflatten(keys, [leaf.to(dtype) if leaf.is_floating_point() else leaf for leaf in leaves])
         y = y.to(dtype) if y.is_floating_point() else y
@@ -77,7 +95,7 @@ def bring(address: str, data: str | None, device: torch.device, *, evaluation: b
 def _made(address: str) -> Any:
     module, colon, name = address.partition(":")
     if not colon or not module or not name:
-        raise ModelError(f"'{address}' names no factory; write package.module:factory.")
+        raise ModelError(f"'{address}' is not the address of a factory; write package.module:factory.")
     if (here := str(Path.cwd())) not in sys.path:
         sys.path.insert(0, here)
     try:
@@ -86,13 +104,13 @@ def _made(address: str) -> Any:
         raise
     except Exception as error:  # the user's own module may raise anything
         raise ModelError(
-            f"'{address}' cannot be loaded ({_one_line(error)}); write package.module:factory, seen from this folder."
+            f"'{address}' cannot be loaded ({_one_line(error)}); write package.module:factory, relative to this folder."
         ) from error
     if isinstance(found, nn.Module | Model):
         return found
     if not callable(found):
         raise ModelError(
-            f"'{address}' is a {type(found).__name__}, not a factory; name a function that returns a module."
+            f"'{address}' is a {type(found).__name__}, not a factory; pass a function that returns a module."
         )
     try:
         return found()
@@ -100,7 +118,7 @@ def _made(address: str) -> Any:
         raise
     except Exception as error:
         raise ModelError(
-            f"The factory '{address}' failed ({_one_line(error)}); call it in Python to see where."
+            f"The factory '{address}' failed ({_one_line(error)}); call it in Python to see the traceback."
         ) from error
 
 
@@ -119,7 +137,7 @@ def _data(name: str, seed: int) -> tuple[Tensor, Tensor]:
     if name in DATA:
         return DATA[name](seed)
     if not name.endswith(".npz"):
-        raise DataError(f"There are no data '{name}'; name {', '.join(DATA)}, or a FILE.npz with arrays x and y.")
+        raise DataError(f"There is no data set '{name}'; pass {', '.join(DATA)}, or a FILE.npz with arrays x and y.")
     path = Path(name)
     if not path.is_file():
         raise DataError(f"There is no file {path}; write one with numpy.savez(path, x=…, y=…).")
@@ -139,16 +157,17 @@ def _data(name: str, seed: int) -> tuple[Tensor, Tensor]:
 
 
 def _arrays(path: Path) -> dict[str, Tensor]:
-    """x and y of a file that may come from anywhere: neither unpickled, nor unpacked to more than `LARGEST` bytes."""
+    """Read x and y from an untrusted file, without unpickling, and without unpacking more than `LARGEST` bytes."""
     with zipfile.ZipFile(path) as file, warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # a header that is no Python is told in its own words
+        warnings.simplefilter("ignore")  # an invalid header raises an error with its own message
         names = [name.removesuffix(".npy") for name in file.namelist()]
         if not {"x", "y"} <= set(names):
-            raise DataError(f"{path} holds {', '.join(names) or 'nothing'}; write it with numpy.savez(path, x=…, y=…).")
+            found = ", ".join(names) or "nothing"
+            raise DataError(f"{path} contains {found}; write it with numpy.savez(path, x=…, y=…).")
         members = [file.getinfo(f"{key}.npy") for key in ("x", "y")]
         if (size := sum(member.file_size for member in members)) > LARGEST:
             raise DataError(
-                f"{path} unpacks to {size / 2**30:.1f} GiB, and at most {LARGEST / 2**30:.0f} GiB are read; write fewer"
+                f"{path} unpacks to {size / 2**30:.1f} GiB, but at most {LARGEST / 2**30:.0f} GiB are read; write fewer"
                 " rows, or let the factory return (module, x, y)."
             )
         return {key: torch.from_numpy(_array(file, member)) for key, member in zip("xy", members, strict=True)}
@@ -156,11 +175,11 @@ def _arrays(path: Path) -> dict[str, Tensor]:
 
 def _array(file: zipfile.ZipFile, member: zipfile.ZipInfo) -> np.ndarray:
     with file.open(member) as opened:
-        array: np.ndarray = np.lib.format.read_array(opened, allow_pickle=False)  # a pickle could run anything
-        if opened.read(1):  # at its end the checksum is compared
-            raise ValueError("it goes on after its array")
+        array: np.ndarray = np.lib.format.read_array(opened, allow_pickle=False)  # unpickling could run arbitrary code
+        if opened.read(1):  # reading to the end also verifies the checksum
+            raise ValueError("there are data after the array")
     if array.dtype.kind == "u" and array.dtype.itemsize > 1:
-        return array.astype(np.int64)  # torch can hardly compute with large unsigned integers
+        return array.astype(np.int64)  # PyTorch supports few operations on larger unsigned integers
     return array if array.dtype.isnative else array.astype(array.dtype.newbyteorder("="))
 
 

@@ -1,4 +1,4 @@
-"""One inspection from the door to the verdict."""
+"""The entry point of an inspection."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ from lazyscope.notices import collected
 from lazyscope.progress import Bar, quiet
 
 ALPHAS = (1.0, 10.0, 100.0)
-"""Scales at which the model is trained beside its own, α = 1."""
+"""The default scales at which the model is trained."""
 
 RETRIES = 2
-"""Times that a training that diverges is tried again, with an eighth of the step."""
+"""The number of times that training is repeated with an eighth of the learning rate if it diverges."""
 
 Progress: TypeAlias = Callable[[str, float], None]
-"""Told what is being done, and the part of the planned time that is over, from 0 to 1."""
+"""A function that is called with the name of the current stage and the fraction of the inspection that is done."""
 
 
 @without_autocast
@@ -53,42 +53,45 @@ def inspect(
     seed: int = 0,
     progress: Progress | None = None,
 ) -> Report:
-    """Is this model lazy on these data, why, and what would change it?
+    """Inspect a model: whether its training on given data is lazy, why, and what would change that.
 
-    The model is trained as it is (α = 1 is always among `alphas`) and as h(w₀) + α(h(w) - h(w₀)), by full-batch
-    gradient descent with a quarter of the largest stable step, beside its tangent model. What was left out to keep
-    within the time and the memory is in the report's notes. Inputs and targets are moved to the module's device; the
-    module itself is not touched.
+    The model and its tangent model are trained by full-batch gradient descent with a quarter of the largest stable
+    learning rate. The same is done for the scaled models h(w₀) + α(h(w) - h(w₀)). The inspection also computes the
+    inverse relative scale κ and the spectrum of the tangent kernel. To stay within the time and the memory, it may use
+    only some of the samples; the notes of the report list such restrictions. Inputs and targets are moved to the device
+    of the model. The model itself is not changed.
 
     Args:
-        net: A module or a `Model`.
-        x: Inputs of the samples.
-        y: Their targets, numbers or classes: a tensor, array or nested list. Classes are integers without the last
-            dimension of the outputs, (n,) for outputs (n, k) and (n, T) for (n, T, V).
-        loss: One of `lazyscope.loss`, with `CrossEntropy(ignore_index=-100)` where positions are padded. Without one,
-            integer targets are classes under cross-entropy and other targets go with the square loss.
-        alphas: The scales at which it is trained beside α = 1.
-        seconds: About how long it may take.
-        memory: About how much memory it may use, in bytes or as "2GB".
-        points: How many of the samples to draw; as many as time and memory bear unless given.
-        steps: How many steps to train; as many as the time bears unless given.
-        seed: Of the samples drawn and of all searches.
-        progress: Told what is done and the share of the whole, from 0 to 1; a line on the terminal says so otherwise.
+        net: The module or `Model` to inspect.
+        x: The inputs, of shape `(n, ...)`.
+        y: The targets, numbers or classes, as a tensor, an array or a nested list. Classes are integers in the shape of
+            the outputs without the last dimension: `(n,)` for outputs `(n, k)`, and `(n, T)` for outputs `(n, T, V)`.
+        loss: One of `lazyscope.loss`. For padded sequences use `CrossEntropy(ignore_index=-100)`. By default it is
+            cross-entropy if the targets are classes, and the square loss otherwise.
+        alphas: The scales α at which the model is trained. α = 1, the model itself, is always included.
+        seconds: The approximate duration of the inspection, in seconds.
+        memory: The approximate amount of memory that it may use, in bytes or as a string such as "2GB".
+        points: The number of samples to draw. By default it is as many as fit into the time and the memory.
+        steps: The number of training steps. By default it is as many as fit into the time.
+        seed: The seed of the choice of samples and of all randomised computations.
+        progress: A function that is called with the name of the current stage and the fraction of the inspection that
+            is done. By default the progress is shown on the terminal.
 
     Returns:
-        The report: numbers, curves and a verdict.
+        The report, with all numbers and curves and a verdict.
 
     Raises:
-        InputError: If data, targets or numbers are not as said.
-        ModelError: If the model cannot be studied as it is.
+        InputError: If the data, the targets, the loss or the limits are not valid.
+        ModelError: If the model cannot be studied.
 
-    >>> import torch
-    >>> from torch import nn
-    >>> net = nn.Sequential(nn.Linear(3, 64), nn.Tanh(), nn.Linear(64, 1))
-    >>> x = torch.randn(20, 3)
-    >>> report = inspect(net, x, x[:, :1], steps=20, seconds=5)
-    >>> report.n, report.verdict.word in ("lazy", "in between", "feature learning")
-    (20, True)
+    Example:
+        >>> import torch
+        >>> from torch import nn
+        >>> net = nn.Sequential(nn.Linear(3, 64), nn.Tanh(), nn.Linear(64, 1))
+        >>> x = torch.randn(20, 3)
+        >>> report = inspect(net, x, x[:, :1], steps=20, seconds=5)
+        >>> report.n, report.verdict.word in ("lazy", "in between", "feature learning")
+        (20, True)
     """
     budget = Budget(seconds, parse_memory(memory) or 0, points, steps)
     scales = _scales(alphas)
@@ -116,15 +119,15 @@ def _inspected(
     notes += studied.notes
     if studied.n < studied.given:
         notes.append(
-            f"{studied.n} of the {studied.given} points were drawn (seed {seed}), so that their kernel, of {studied.k}"
-            " outputs each, fits; all measurements are on these. Pass points=… for more."
+            f"{studied.n} of the {studied.given} points were drawn (seed {seed}), so that their kernel, with {studied.k}"
+            " outputs per point, fits into memory. All measurements are on these points. Pass points=… to use more."
         )
     stages.begin("the tangent kernel", 0.2)
     kernel = kernel_of(studied, budget, notes)
     tangent = tangent_of(studied, kernel, clock)
-    # many small steps: a second thread would cost more than it computes, and far more on a busy machine
+    # for many small steps, a second thread costs more than it saves, especially on a busy machine
     with threads_for(studied.model.n_params + studied.start.numel()):
-        stages.begin("the relative scale", 0.2)
+        stages.begin("the inverse relative scale", 0.2)
         scale = scale_of(studied, tangent, clock, seed, notes)
         stages.begin("the predicted curve", 0.05)
         prediction = predict(studied, kernel, tangent)
@@ -157,7 +160,7 @@ def _trained(
     stages: Stages,
     notes: list[str],
 ) -> tuple[Tangents, list[Course]]:
-    """The tangent model and every α; with a smaller step where the model itself diverges and its tangent does not."""
+    """Train the tangent model and the model at every α. If the model diverges, repeat with a smaller learning rate."""
     for smaller in range(RETRIES + 1):
         stages.begin("the tangent model", 0.05)
         beside = tangents(studied, kernel, schedule, stages.within)
@@ -166,8 +169,8 @@ def _trained(
         if own.status != "diverged" or smaller == RETRIES:
             break
         notes.append(
-            f"With steps of {short(schedule.lr)}, a part of what the tangent bears, training diverged: the curvature"
-            " grows on the way."
+            f"Training diverged with learning rate {short(schedule.lr)}, which is below the tangent model's stability"
+            " limit, because the curvature grows during training."
         )
         schedule = replace(schedule, lr=schedule.lr / 8)
     courses = [own]
@@ -195,7 +198,15 @@ def _about(studied: Subject, clock: Clock) -> About:
 @final
 @dataclass
 class Stages:
-    """The parts of an inspection, each with its share of the planned time."""
+    """The stages of an inspection, each with its share of the planned time.
+
+    Args:
+        clock: The clock of the inspection.
+        progress: The function to which the progress is reported.
+        name: The name of the current stage.
+        done: The fraction of the inspection that is done before the current stage.
+        share: The share of the current stage.
+    """
 
     clock: Clock
     progress: Progress
@@ -204,19 +215,28 @@ class Stages:
     share: float = 0.0
 
     def begin(self, name: str, share: float) -> None:
-        """The next part."""
+        """Begin the next stage.
+
+        Args:
+            name: The name of the stage.
+            share: Its share of the planned time. 0 means that the inspection is done.
+        """
         self.name, self.done, self.share = name, min(1.0, self.done + self.share), share
         if not share:
             self.done = 1.0
         self.within(0.0)
 
     def within(self, fraction: float) -> None:
-        """So far into the part."""
+        """Report the progress within the current stage.
+
+        Args:
+            fraction: The fraction of the stage that is done, from 0 to 1.
+        """
         self.progress(self.name, min(1.0, self.done + self.share * fraction))
 
 
 def _scales(alphas: Sequence[float | int]) -> list[float]:
-    """α = 1 first, then the others, increasing."""
+    """Return α = 1, followed by the other scales in increasing order."""
     scales = [float(alpha) for alpha in alphas]
     if not all(0 < alpha < math.inf for alpha in scales):
         raise InputError(f"The scales are {tuple(alphas)}; pass positive, finite numbers (α = ∞ is always measured).")
@@ -225,7 +245,7 @@ def _scales(alphas: Sequence[float | int]) -> list[float]:
 
 @contextmanager
 def _shown(progress: Progress | None) -> Iterator[Progress]:
-    """What is told of the progress: the caller, who shows it in his own way, or a line on the terminal."""
+    """Yield the function that reports the progress: to the caller, or on the terminal by default."""
     if progress is not None:
         with quiet():
             yield progress
@@ -242,7 +262,7 @@ def _shown(progress: Progress | None) -> Iterator[Progress]:
 @contextmanager
 def _no_hints() -> Iterator[None]:
     with warnings.catch_warnings():
-        # torch's vmap tells of operations that it takes one by one: slower, and nothing that a user could change
+        # a warning of vmap about slow operations, which users cannot avoid
         warnings.filterwarnings("ignore", message="There is a performance drop")
         yield
 

@@ -1,4 +1,4 @@
-"""The page: one HTML file with every number, picture and meaning in it, and nothing outside it."""
+"""The HTML page of a report: one self-contained file."""
 
 from __future__ import annotations
 
@@ -17,7 +17,14 @@ from lazyscope.inspect.verdict import Verdict
 @final
 @dataclass(frozen=True)
 class Section:
-    """A part of the page."""
+    """A section of the page.
+
+    Args:
+        title: The heading.
+        lead: The introductory sentences.
+        pictures: The figures.
+        readings: The rows of the table.
+    """
 
     title: str
     lead: str
@@ -33,7 +40,19 @@ def render(
     notes: Sequence[str],
     provenance: Mapping[str, str],
 ) -> str:
-    """The page as text."""
+    """Render the page.
+
+    Args:
+        verdict: The verdict, shown at the top.
+        about: The fields of `About`, which describe the subject.
+        cards: The main numbers.
+        sections: The sections below the verdict.
+        notes: The notes on how to read the numbers.
+        provenance: The command, commit, versions, device and date.
+
+    Returns:
+        The page as HTML.
+    """
     environment = Environment(
         loader=PackageLoader("lazyscope", "inspect"), autoescape=True, undefined=StrictUndefined, trim_blocks=True
     )
@@ -45,5 +64,5 @@ def render(
 
 
 def _address(picture: Picture) -> str:
-    """The picture as an address that holds its own content."""
+    """Return the picture as a data URL."""
     return "data:image/svg+xml;base64," + base64.b64encode(picture.svg).decode()

@@ -1,4 +1,4 @@
-"""The report's pictures, in the style of the lab."""
+"""The figures of a report, in the style of the lab."""
 
 from __future__ import annotations
 
@@ -27,7 +27,13 @@ COLOURS = (BLUE, ORANGE, GREEN, RED, PURPLE, SKY)
 @final
 @dataclass(frozen=True)
 class Picture:
-    """An SVG with its title and what to see in it."""
+    """A figure with its title and caption.
+
+    Args:
+        title: The title.
+        caption: The caption, which explains what the figure shows.
+        svg: The figure as an SVG file.
+    """
 
     title: str
     caption: str
@@ -35,17 +41,26 @@ class Picture:
 
 
 def curves(courses: Sequence[Course], tangents: Tangents, prediction: Prediction | None) -> Picture:
-    """Loss against steps, for every α and the tangent model."""
+    """Draw the loss against the step, for every α and for the tangent model.
+
+    Args:
+        courses: The training runs.
+        tangents: The training of the tangent model.
+        prediction: The predicted curve of the tangent model, or None.
+
+    Returns:
+        The figure.
+    """
     with style():
         page, axis = _panel()
         for course, colour in zip(courses, COLOURS, strict=False):
             _line(axis, course.steps, course.loss, colour, f"α = {short(course.alpha)}")
-        _line(axis, tangents.steps, tangents.loss, BLACK, "tangent", "--")
+        _line(axis, tangents.steps, tangents.loss, BLACK, "tangent model", "--")
         if prediction is not None:
             steps = np.array(prediction.times[1:]) / tangents.lr
             loss = np.array(prediction.loss[1:])
             seen = (steps > 0.3) & (steps < 1e3 * tangents.steps[-1])
-            axis.plot(steps[seen], loss[seen], ":", color="#777777", label="predicted flow")
+            axis.plot(steps[seen], loss[seen], ":", color="#777777", label="predicted gradient flow")
         positive = [v for loss in (*(c.loss for c in courses), tangents.loss) for v in loss if _drawn(v)]
         axis.set(xscale="symlog", yscale="log", xlabel="step", ylabel="loss", xlim=(0, None))
         axis.set_ylim(
@@ -53,34 +68,51 @@ def curves(courses: Sequence[Course], tangents: Tangents, prediction: Prediction
             min(3 * max(positive, default=1.0), 1e3 * tangents.loss[0] or 1.0),
         )
         axis.legend()
-        return _saved(page, "loss", "Where a coloured line covers the dashed one, training follows the tangent.")
+        caption = "Where a coloured line coincides with the dashed one, the model trains like its tangent model."
+        return _saved(page, "loss", caption)
 
 
 def distances(courses: Sequence[Course]) -> Picture:
-    """‖y - ȳ‖/‖h(w₀) - y*‖ against steps."""
+    """Draw the distance ‖y - ȳ‖/‖h(w₀) - y*‖ to the tangent model against the step.
+
+    Args:
+        courses: The training runs.
+
+    Returns:
+        The figure.
+    """
     with style():
         page, axis = _panel()
         for course, colour in zip(courses, COLOURS, strict=False):
             _line(axis, course.steps[1:], np.clip(course.distance[1:], 1e-9, 1e3), colour, f"α = {short(course.alpha)}")
         axis.axhline(0.05, color="#999999", linewidth=1, linestyle=":")
         axis.text(0.01, 0.055, "5 %", color="#777777", transform=axis.get_yaxis_transform(), fontsize=8)
-        axis.set(xscale="log", yscale="log", xlabel="step", ylabel="distance of outputs")
+        axis.set(xscale="log", yscale="log", xlabel="step", ylabel="relative distance")
         axis.legend()
         caption = (
-            "The outputs' distance from the tangent model's, relative to what is to be learned; like 1/α in theory."
+            "The distance of the outputs to those of the tangent model, relative to the initial distance to the"
+            " targets. In theory it is proportional to 1/α."
         )
-        return _saved(page, "distance from the tangent", caption)
+        return _saved(page, "distance to the tangent model", caption)
 
 
 def ladder(scale: Scale, courses: Sequence[Course]) -> Picture:
-    """κ/α, and what was measured, against α."""
+    """Draw κ/α and the measured share that the tangent model does not explain against α.
+
+    Args:
+        scale: The inverse relative scale.
+        courses: The training runs.
+
+    Returns:
+        The figure.
+    """
     with style():
         page, axis = _panel(6.4)
         high = 10 * max(scale.lazy_alpha, courses[-1].alpha, 10)
         alphas = np.geomspace(0.1, high, 50)
         axis.plot(alphas, scale.kappa / alphas, color=BLUE, label="κ/α, predicted")
         gaps = [float(np.clip(course.unexplained, 1e-9, 1e3)) for course in courses]
-        axis.plot([c.alpha for c in courses], gaps, "o", color=RED, label="unexplained, measured")
+        axis.plot([c.alpha for c in courses], gaps, "o", color=RED, label="not explained, measured")
         axis.axhspan(axis.get_ylim()[0] / 1e9, LAZY, color=GREEN, alpha=0.08, linewidth=0)
         axis.axvline(1, color="#999999", linewidth=1, linestyle=":")
         if scale.lazy_alpha > 0.1:
@@ -91,44 +123,67 @@ def ladder(scale: Scale, courses: Sequence[Course]) -> Picture:
         low = min(*gaps, scale.kappa / high) / 2
         axis.set(xscale="log", yscale="log", xlabel="scale α (1: this model)", xlim=(0.1, high))
         axis.set_ylim(low, 2 * max(scale.kappa * 10, *gaps))
-        axis.text(0.99, 0.04, "theory promises lazy", transform=axis.transAxes, ha="right", color=GREEN, fontsize=9)
+        axis.text(0.99, 0.04, "lazy according to theory", transform=axis.transAxes, ha="right", color=GREEN, fontsize=9)
         axis.legend(loc="upper right")
-        caption = "κ falls like 1/α; where it is in the green, theory promises training along the tangent."
-        return _saved(page, "from feature learning to lazy", caption)
+        caption = "κ is proportional to 1/α. Where it is in the green area, theory predicts lazy training."
+        return _saved(page, "from feature learning to lazy training", caption)
 
 
 def spectrum(tangent: Tangent) -> Picture:
-    """The density of eigenvalues."""
+    """Draw the histogram of the eigenvalues of K/n.
+
+    Args:
+        tangent: The spectrum of the tangent kernel.
+
+    Returns:
+        The figure.
+    """
     with style():
         page, axis = _panel()
         axis.stairs(tangent.counts, tangent.edges, fill=True, color=BLUE, alpha=0.75)
         axis.axvline(tangent.top, color=RED, linewidth=1.2)
-        axis.set(xscale="log", xlabel="eigenvalue of K/n (rate of learning)", ylabel="how many")
+        axis.set(xscale="log", xlabel="eigenvalue of K/n (rate of learning)", ylabel="number of eigenvalues")
         if max(tangent.counts) > 20 * max(1e-9, float(np.median([c for c in tangent.counts if c > 0]))):
             axis.set_yscale("symlog", linthresh=1)
-        caption = "The red line is λ₁, the fastest rate. What lies far to the left is learned late or never."
+        caption = "The red line is λ₁, the fastest rate. Directions with small eigenvalues are learned late or never."
         return _saved(page, "eigenvalues", caption)
 
 
 def alignment(tangent: Tangent) -> Picture:
-    """The share of the push, and of the targets, along the leading eigenvectors."""
+    """Draw the share of the initial gradient, and of the targets, along the leading eigenvectors.
+
+    Args:
+        tangent: The spectrum of the tangent kernel.
+
+    Returns:
+        The figure.
+    """
     with style():
         page, axis = _panel()
         ranks = np.arange(1, len(tangent.shares) + 1)
-        axis.plot(ranks, np.cumsum(tangent.shares), color=BLUE, label="what is to be learned")
+        axis.plot(ranks, np.cumsum(tangent.shares), color=BLUE, label="initial gradient")
         if any(tangent.target_shares):
             axis.plot(ranks, np.cumsum(tangent.target_shares), color=ORANGE, linestyle="--", label="targets")
         total = max(sum(tangent.rates), 1e-300)
         if tangent.dense:
             axis.plot(ranks, np.cumsum(tangent.rates) / total, color="#999999", linestyle=":", label="trace of K")
-        axis.set(xscale="log", xlabel="leading eigenvectors", ylabel="share", ylim=(0, 1.03))
+        axis.set(xscale="log", xlabel="number of leading eigenvectors", ylabel="share", ylim=(0, 1.03))
         axis.legend(loc="lower right" if sum(tangent.shares[: max(1, len(ranks) // 20)]) > 0.4 else "upper left")
-        caption = "A curve that rises early means targets that the kernel learns fast."
+        caption = "A curve that rises early means that the tangent model learns the targets fast."
         return _saved(page, "alignment with eigenvectors", caption)
 
 
 def drifts(courses: Sequence[Course]) -> Picture:
-    """Drift of weights, kernel and features along the training at α = 1, and at the end for every α."""
+    """Draw the change of the weights, the kernel and the features.
+
+    The left panel shows it against the step for α = 1, and the right panel at the last step for every α.
+
+    Args:
+        courses: The training runs.
+
+    Returns:
+        The figure.
+    """
     with style():
         page, axes = panels(1, 2, width=4.2, height=3.1)
         left, right = axes[0]
@@ -140,12 +195,13 @@ def drifts(courses: Sequence[Course]) -> Picture:
                 if points:
                     axis.plot(*zip(*points, strict=True), "o-", color=colour, label=name)
                     axis.set(xscale="log", yscale="log")
-                    axis.xaxis.set_minor_formatter(NullFormatter())  # there is no room for them
+                    axis.xaxis.set_minor_formatter(NullFormatter())  # there is no space for them
         left.set(xlabel="step, α = 1", ylabel="change since the start")
         right.set(xlabel="scale α, last step")
         if left.lines:
             left.legend(loc="upper left", bbox_to_anchor=(0, 1.16), ncols=2, columnspacing=1.2)
-        return _saved(page, "drift", "A lazy model changes in none of these; at large α they fall like 1/α.")
+        caption = "In lazy training these changes are small. For large α they are proportional to 1/α."
+        return _saved(page, "changes during training", caption)
 
 
 def _drift(drift: Drift, name: str) -> float | None:
@@ -156,7 +212,7 @@ def _drift(drift: Drift, name: str) -> float | None:
 
 
 def _drawn(value: float | None) -> bool:
-    """Whether a logarithmic axis can show it."""
+    """Return whether a logarithmic axis can show the value."""
     return value is not None and 0 < value < math.inf
 
 

@@ -1,4 +1,4 @@
-"""The training curve that the tangent model predicts, at any time and without training, and the steps it allows."""
+"""The training curve and the largest stable learning rates that the tangent model predicts, without training."""
 
 from __future__ import annotations
 
@@ -16,17 +16,24 @@ from lazyscope.inspect.tangent import Kernel, Tangent
 from lazyscope.loss import CrossEntropy, Loss, Square
 
 TIMES = 80
-"""At which the curve is drawn."""
+"""The number of times at which the curve is computed."""
 
 LONG, STIFF = 1e6, 1e3
-"""Natural times n/λ_max up to which it is followed: in closed form, and as an ODE, whose explicit steps are bounded by
+"""The end of the curve, in units of n/λ_max: for the closed form, and for the ODE, whose explicit steps are limited by
 λ_max."""
 
 
 @final
 @dataclass(frozen=True)
 class Prediction:
-    """R along the tangent flow; `floor` is its value at t = ∞ where that is known (the square loss)."""
+    """The loss along the gradient flow of the tangent model.
+
+    Args:
+        times: The times t.
+        loss: The loss at these times.
+        floor: The loss at t = ∞, or None if it is unknown. It is known for the square loss and a dense kernel.
+        how: How the curve was computed, as part of a sentence.
+    """
 
     times: tuple[float, ...]
     loss: tuple[float, ...]
@@ -34,27 +41,54 @@ class Prediction:
     how: str
 
     def reaches(self, share: float) -> float | None:
-        """When the loss has fallen to this share of its start; None where it does not, as far as it was followed."""
+        """Find the time at which the loss has decreased to a fraction of its initial value.
+
+        Args:
+            share: The fraction.
+
+        Returns:
+            The time, or None if the loss does not decrease that far before the last time.
+        """
         goal = share * self.loss[0]
         return next((t for t, value in zip(self.times, self.loss, strict=True) if value <= goal), None)
 
     def readings(self, lr: float) -> list[Reading]:
-        """What the report says of it."""
+        """Return the rows of the report.
+
+        Args:
+            lr: The learning rate, which converts times to steps.
+
+        Returns:
+            The rows.
+        """
         found = []
         for share, word in ((0.5, "half"), (0.1, "a tenth"), (0.01, "a hundredth")):
             time = self.reaches(share)
-            meaning = f"Steps of lr = {lr:.3g} after which the tangent model's loss has fallen to {word}."
+            meaning = f"Steps with learning rate {lr:.3g} until the tangent model's loss is {word} of its start."
             if time is None:
-                meaning += " It does not, as far as it was followed."
+                meaning += " It does not decrease that far within the computed time."
             found.append(Reading(f"steps to {word}", None if time is None else math.ceil(time / lr), meaning))
         if self.floor is not None:
-            floor = "What the tangent model never learns: the part of the loss where K is zero, to rounding."
-            found.append(Reading("left at t = ∞", self.floor / self.loss[0] if self.loss[0] > 0 else 0.0, floor, "%"))
+            floor = "The share of the loss that the tangent model never learns, where K is zero up to rounding."
+            share = self.floor / self.loss[0] if self.loss[0] > 0 else 0.0
+            found.append(Reading("loss left at t = ∞", share, floor, "%"))
         return found
 
 
 def predict(subject: Subject, kernel: Kernel, tangent: Tangent) -> Prediction | None:
-    """Closed form for the square loss, whether K is held or not; for others the flow of equation (5), if K is held."""
+    """Predict the training curve of the tangent model.
+
+    For the square loss the curve has a closed form. For other losses the gradient flow of equation (5) is integrated,
+    which needs the kernel as a matrix.
+
+    Args:
+        subject: The model with its data and loss.
+        kernel: The tangent kernel.
+        tangent: The spectrum of the tangent kernel.
+
+    Returns:
+        The predicted curve, or None if the kernel is not available as a matrix and the loss is not the square loss.
+    """
     natural = 1 / tangent.top
     square = isinstance(subject.loss, Square)
     times = np.concatenate([[0.0], np.geomspace(0.01, LONG if square else STIFF, TIMES) * natural])
@@ -65,7 +99,7 @@ def predict(subject: Subject, kernel: Kernel, tangent: Tangent) -> Prediction | 
         loss = start * ((np.exp(-2 * np.outer(times, rates)) * shares).sum(1) + missing)
         noise = 4 * math.sqrt(tangent.size) * torch.finfo(subject.start.dtype).eps * tangent.top
         floor = start * float(shares[rates <= noise].sum())
-        how = "in closed form from all eigenvalues" if tangent.dense else "from Lanczos' quadrature of the push"
+        how = "in closed form from all eigenvalues" if tangent.dense else "by Lanczos quadrature"
         return Prediction(tuple(times.tolist()), tuple(loss.tolist()), floor if tangent.dense else None, how)
     if kernel.matrix is None:
         return None
@@ -73,16 +107,24 @@ def predict(subject: Subject, kernel: Kernel, tangent: Tangent) -> Prediction | 
         subject.anchored(kernel.matrix), subject.loss, subject.x, subject.y, times=torch.from_numpy(times), rtol=1e-4,
         atol=1e-7,
     )  # fmt: skip
-    return Prediction(tuple(times.tolist()), tuple(path.loss.double().tolist()), None, "by the flow of equation (5)")
+    how = "by integrating the gradient flow of equation (5)"
+    return Prediction(tuple(times.tolist()), tuple(path.loss.double().tolist()), None, how)
 
 
 @final
 @dataclass(frozen=True)
 class Limits:
-    """Learning rates beyond which gradient descent leaves the tangent's valley.
+    """The largest learning rates at which gradient descent on the tangent model is stable.
 
-    `start` is 2/λ_max(H½KH½/n) with the Hessian H of ℓ at h(w₀); `safe` is 2/(Mλ₁), which holds wherever the outputs go
-    as long as the kernel stays. Both are for R = (1/n)Σℓ as lazyscope sums it: over outputs, averaged over samples.
+    They are for R = (1/n)Σℓ as defined in lazyscope: summed over outputs, averaged over samples.
+
+    Args:
+        start: 2/λ_max(H½KH½/n), where H is the Hessian of ℓ at h(w₀): the limit at the start of training.
+        safe: 2/(Mλ₁), where M is the smoothness constant of ℓ: a limit for all outputs, as long as the kernel does not
+            change.
+        torch_loss: The name of the corresponding loss of PyTorch.
+        torch_factor: The factor by which R exceeds that loss.
+        lr: The learning rate that the inspection uses.
     """
 
     start: float
@@ -92,31 +134,41 @@ class Limits:
     lr: float
 
     def readings(self) -> list[Reading]:
-        """What the report says of it."""
+        """The rows of the report."""
         return [
             Reading(
                 "limit at the start",
                 self.start,
-                "2/λ_max of the loss' curvature at w₀, seen along the tangent: full-batch gradient descent with a"
-                " larger step grows at first. For R = (1/n)Σℓ, summed over outputs.",
+                "2/λ_max of the curvature of the tangent model's loss at w₀: with a larger learning rate, full-batch"
+                " gradient descent is unstable at first. For R = (1/n)Σℓ, summed over outputs.",
             ),
             Reading(
                 "limit anywhere",
                 self.safe,
-                "2/(Mλ₁) with M the smoothness of ℓ: as long as the kernel stays, no outputs need a smaller step.",
+                "2/(Mλ₁), where M is the smoothness constant of ℓ: a stable learning rate for all outputs, as long as"
+                " the kernel does not change.",
             ),
             Reading(
                 f"limit for {self.torch_loss}",
                 self.start * self.torch_factor,
-                f"The first limit for torch's normalisation, which is 1/{self.torch_factor:g} of R. Momentum β allows"
-                " (1 + β) times as much; Adam's steps are not comparable.",
+                f"The first limit for PyTorch's normalisation, which is R divided by {self.torch_factor:g}. With"
+                " momentum β the limit is (1 + β) times as large; it does not apply to Adam.",
             ),
-            Reading("used here", self.lr, "A quarter of the smaller limit, or less where that diverged; for every α."),
+            Reading("used here", self.lr, "A quarter of the smaller limit, or less if that diverged, for every α."),
         ]
 
 
 def limits_of(subject: Subject, tangent: Tangent, sharpest: float) -> Limits:
-    """The limits, and a step well below both."""
+    """Compute the limits, and choose a learning rate well below both.
+
+    Args:
+        subject: The model with its data and loss.
+        tangent: The spectrum of the tangent kernel.
+        sharpest: The value of `steepest`.
+
+    Returns:
+        The limits.
+    """
     start = 2 / sharpest if sharpest > 0 else math.inf
     safe = 2 / (subject.loss.smoothness * tangent.top) if math.isfinite(subject.loss.smoothness) else start
     name, factor = _torch(subject.loss, subject)
@@ -124,10 +176,10 @@ def limits_of(subject: Subject, tangent: Tangent, sharpest: float) -> Limits:
 
 
 def _torch(loss: Loss, subject: Subject) -> tuple[str, float]:
-    """torch's usual loss of the kind, and by how much R exceeds it."""
+    """Return the name of the corresponding loss of PyTorch, and the factor by which R exceeds it."""
     if isinstance(loss, Square):
         return "nn.MSELoss()", subject.k / 2
     if isinstance(loss, CrossEntropy):
-        positions = int(subject.kept.sum()) // subject.start.shape[-1]  # over which torch takes its mean
+        positions = int(subject.kept.sum()) // subject.start.shape[-1]  # over which PyTorch averages
         return "nn.CrossEntropyLoss()", positions / subject.counted(subject.n)
     return "a mean over all outputs", float(subject.k)

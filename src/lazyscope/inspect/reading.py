@@ -1,4 +1,4 @@
-"""A number with its name and its meaning: what every part of the report is made of."""
+"""Readings, that is, numbers with a name and an explanation, and the formatting of numbers."""
 
 from __future__ import annotations
 
@@ -12,7 +12,14 @@ from lazyscope._typing import Number
 @final
 @dataclass(frozen=True)
 class Reading:
-    """One line of the report; None where the value could not be had. A share, of unit "%", is between 0 and about 1."""
+    """One row of the report.
+
+    Args:
+        name: The name of the quantity.
+        value: The value, or None if it is not available. For the unit "%" it is a fraction, not a percentage.
+        meaning: The explanation.
+        unit: The unit.
+    """
 
     name: str
     value: float | int | None
@@ -21,17 +28,24 @@ class Reading:
 
     @property
     def text(self) -> str:
-        """The value for people."""
+        """The formatted value."""
         if self.value is None:
             return "–"
         return percent(self.value) if self.unit == "%" else short(self.value) + self.unit
 
 
 def short(value: Number) -> str:
-    """Three digits that matter, and powers of ten in words that HTML and terminals have.
+    """Format a number with three significant digits, and with a power of ten if it is very large or small.
 
-    >>> short(0.12345), short(1234567.0), short(3.2e-9), short(120), short(math.inf), short(0.0)
-    ('0.123', '1.23·10⁶', '3.2·10⁻⁹', '120', '∞', '0')
+    Args:
+        value: The number.
+
+    Returns:
+        The text.
+
+    Example:
+        >>> short(0.12345), short(1234567.0), short(3.2e-9), short(120), short(math.inf), short(0.0)
+        ('0.123', '1.23·10⁶', '3.2·10⁻⁹', '120', '∞', '0')
     """
     if math.isnan(value):
         return "not a number"
@@ -52,10 +66,17 @@ _RAISED = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
 
 
 def percent(value: Number) -> str:
-    r"""A share, as people say it; its sign never stands alone on a line.
+    r"""Format a fraction as a percentage, with a no-break space before the percent sign.
 
-    >>> percent(0.0512), percent(0.00012), percent(1.5)
-    ('5.1\xa0%', '0.012\xa0%', '150\xa0%')
+    Args:
+        value: The fraction.
+
+    Returns:
+        The text.
+
+    Example:
+        >>> percent(0.0512), percent(0.00012), percent(1.5)
+        ('5.1\xa0%', '0.012\xa0%', '150\xa0%')
     """
     if not math.isfinite(value):
         return short(value)
@@ -63,10 +84,17 @@ def percent(value: Number) -> str:
 
 
 def plain(value: object) -> object:
-    """The same in what JSON has: no NaN, no infinity (None), tuples as lists, dataclasses left to their own `to_dict`.
+    """Convert nested dictionaries, lists and tuples to JSON-serialisable objects.
 
-    >>> plain({"a": (1.0, math.inf)})
-    {'a': [1.0, None]}
+    Args:
+        value: The object.
+
+    Returns:
+        The object with tuples replaced by lists, and NaN and infinity replaced by None.
+
+    Example:
+        >>> plain({"a": (1.0, math.inf)})
+        {'a': [1.0, None]}
     """
     if isinstance(value, dict):
         return {str(name): plain(part) for name, part in value.items()}

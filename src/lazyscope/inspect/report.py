@@ -1,4 +1,4 @@
-"""What an inspection found: numbers and curves for programs, a page for people."""
+"""The report of an inspection, as numbers and curves, as JSON, and as an HTML page."""
 
 from __future__ import annotations
 
@@ -7,8 +7,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, final
 
-from lazyscope.inspect.page import Section, render
-from lazyscope.inspect.pictures import alignment, curves, distances, drifts, ladder, spectrum
+from lazyscope.extras import required
 from lazyscope.inspect.prediction import Limits, Prediction
 from lazyscope.inspect.reading import Reading, percent, plain, short
 from lazyscope.inspect.scale import Scale
@@ -21,7 +20,18 @@ from lazyscope.lab import disk
 @final
 @dataclass(frozen=True)
 class About:
-    """What was inspected: `n` of the `given` points, each with so many `outputs`."""
+    """A description of the subject of an inspection.
+
+    Args:
+        name: The name of the class of the module.
+        parameters: The number of parameters.
+        n: The number of points that were used.
+        given: The number of points that were passed.
+        outputs: The number of outputs per point.
+        loss: The name of the loss.
+        dtype: The dtype of the parameters.
+        seconds: The duration of the inspection, in seconds.
+    """
 
     name: str
     parameters: int
@@ -36,10 +46,21 @@ class About:
 @final
 @dataclass(frozen=True, repr=False)
 class Report:
-    """Everything that was measured; `courses[0]` is the model's own training, α = 1.
+    """The report of an inspection.
 
-    `save` writes one HTML file that needs nothing else, or JSON where the name ends so; `to_dict` is the same for
-    programs, with None for what has no finite value.
+    `save` writes it as a self-contained HTML file or as JSON; `to_dict` returns all numbers and curves.
+
+    Args:
+        about: A description of the model and its data.
+        scale: The inverse relative scale κ.
+        tangent: The spectrum of the tangent kernel.
+        prediction: The training curve that the tangent model predicts, or None if it was not computed.
+        limits: The largest stable learning rates.
+        tangents: The training of the tangent model.
+        courses: The training runs at each scale α. The first is the model itself, α = 1.
+        verdict: The verdict with its evidence.
+        notes: Notes on how to read the numbers.
+        provenance: The command, commit, versions, device and date.
     """
 
     about: About
@@ -55,16 +76,20 @@ class Report:
 
     @property
     def n(self) -> int:
-        """The points on which all was measured."""
+        """The number of points that were used."""
         return self.about.n
 
     @property
     def kappa(self) -> float:
-        """The relative scale κ."""
+        """The inverse relative scale κ."""
         return self.scale.kappa
 
     def to_dict(self) -> dict[str, Any]:
-        """All numbers and curves, in what JSON has."""
+        """Convert the report to a dictionary.
+
+        Returns:
+            All numbers and curves, as JSON-serialisable objects. NaN and infinity are replaced by None.
+        """
         r, search = self.scale.relative, self.scale.relative.search
         beside = self.tangents
         found = {
@@ -98,41 +123,64 @@ class Report:
         return result
 
     def to_json(self) -> str:
-        """`to_dict` as text."""
+        """Convert the report to JSON.
+
+        Returns:
+            The dictionary of `to_dict` as text.
+        """
         return json.dumps(self.to_dict(), ensure_ascii=False, indent=1, allow_nan=False)
 
     def to_html(self) -> str:
-        """The page."""
+        """Convert the report to an HTML page.
+
+        Returns:
+            The page as text.
+        """
+        required("matplotlib", "inspect", "Reports as web pages")
+        required("jinja2", "inspect", "Reports as web pages")
+        from lazyscope.inspect.page import render
+
         return render(self.verdict, vars(self.about), self.cards(), self.sections(), self.notes, self.provenance)
 
     def save(self, path: str | Path) -> Path:
-        """Write the page, or JSON for a name in .json; the file is whole or not there."""
+        """Write the report to a file, atomically.
+
+        Args:
+            path: The path of the file. If it ends in `.json`, the report is written as JSON, otherwise as HTML.
+
+        Returns:
+            The path.
+        """
         path = Path(path)
         disk.write(path, (self.to_json() if path.suffix == ".json" else self.to_html()).encode())
         return path
 
     def cards(self) -> list[Reading]:
-        """The numbers that stand at the top."""
+        """The main numbers, shown at the top of the page."""
         own = self.courses[0]
         return [
             self.scale.readings()[0],
             own.readings()[0],
             own.readings()[4],
             Reading(
-                "largest step",
+                "largest learning rate",
                 self.limits.start,
-                "The step size 2/λ_max, beyond which full-batch gradient descent grows.",
+                "2/λ_max: with a larger learning rate, full-batch gradient descent is unstable.",
             ),
         ]
 
-    def sections(self) -> list[Section]:
-        """The parts of the page below the verdict."""
+    def sections(self) -> list[Any]:
+        """The sections of the page below the verdict."""
+        from lazyscope.inspect.page import Section
+        from lazyscope.inspect.pictures import alignment, curves, distances, drifts, ladder, spectrum
+
         own, others = self.courses[0], self.courses[1:]
         scales = [
             Reading(
-                f"unexplained at α = {short(c.alpha)}",
+                f"not explained at α = {short(c.alpha)}",
                 c.unexplained,
-                f"The same for h(w₀) + α(h(w) - h(w₀)), over {c.steps[-1]} steps; κ/α = {short(self.kappa / c.alpha)}.",
+                f"The same share for h(w₀) + α(h(w) - h(w₀)), over {c.steps[-1]} steps. Here κ/α ="
+                f" {short(self.kappa / c.alpha)}.",
                 "%",
             )
             for c in others
@@ -140,34 +188,36 @@ class Report:
         predicted = self.prediction
         return [
             Section(
-                "Training beside the tangent",
-                "The model and its linearisation from the same weights, by the same full-batch gradient descent."
+                "Training of the model and of the tangent model",
+                "The model and its linearisation start from the same weights and are trained by the same full-batch"
+                " gradient descent."
                 + ("" if predicted is None else f" The dotted curve was computed without training, {predicted.how}."),
                 (curves(self.courses, self.tangents, predicted), distances(self.courses)),
                 (*own.readings(), *([] if predicted is None else predicted.readings(self.limits.lr))),
             ),
             Section(
-                "The relative scale, and what would change it",
+                "The inverse relative scale κ, and what would change it",
                 self.scale.sentence(),
                 (ladder(self.scale, self.courses),),
                 (*self.scale.readings(), *self.scale.remedies(), *scales),
             ),
             Section(
                 "The tangent kernel",
-                "Training along the tangent learns the part of the targets along each eigenvector of K/n at the rate of"
-                " its eigenvalue.",
+                "The tangent model learns the component of the targets along each eigenvector of K/n at a rate equal to"
+                " the eigenvalue.",
                 (spectrum(self.tangent), alignment(self.tangent)),
                 tuple(self.tangent.readings()),
             ),
             Section(
-                "What moved",
-                "How far weights, kernel, features and activations are from the start, along the training.",
+                "Changes during training",
+                "The relative change of the weights, the tangent kernel, the features and the activations since the"
+                " start of training.",
                 (drifts(self.courses),),
                 (),
             ),
             Section(
-                "Step sizes",
-                "Full-batch gradient descent along the tangent is stable up to 2/λ_max.",
+                "Learning rates",
+                "Full-batch gradient descent on the tangent model is stable up to the learning rate 2/λ_max.",
                 (),
                 tuple(self.limits.readings()),
             ),
@@ -181,10 +231,10 @@ class Report:
         lines = [
             f"{self.verdict.word}: {self.about.name}, {self.about.parameters:,} parameters, {self.n} points,"
             f" {self.about.loss}",
-            f"  κ = {short(self.kappa)}; the tangent misses {percent(own.unexplained)} of how the outputs moved"
-            f" ({own.steps[-1]} steps, loss to {percent(own.fell_to)})",
-            f"  kernel {percent(own.drifts[-1].kernel)}, weights {percent(own.drifts[-1].weights)} from the start;"
-            f" largest step {short(self.limits.start)}",
+            f"  κ = {short(self.kappa)}; the tangent model does not explain {percent(own.unexplained)} of the change of"
+            f" the outputs ({own.steps[-1]} steps, loss at {percent(own.fell_to)} of its initial value)",
+            f"  the kernel changed by {percent(own.drifts[-1].kernel)}, the weights by"
+            f" {percent(own.drifts[-1].weights)}; largest learning rate {short(self.limits.start)}",
             f"  {self.verdict.change}",
         ]
         return "\n".join(lines)

@@ -1,4 +1,4 @@
-"""What is inspected: a model, its data and its loss, checked at the door, and the family between it and its tangent."""
+"""The subject of an inspection: a model with its data and loss, and the models between it and its tangent model."""
 
 from __future__ import annotations
 
@@ -23,9 +23,20 @@ from lazyscope.model.samples import Coupling, coupling
 @final
 @dataclass(frozen=True)
 class Subject:
-    """A model on n points, each with k outputs; `start` is h(w₀), `push` is -∇ℓ there: for the square loss y* - h(w₀).
+    """A model with its data and its loss, on n points with k outputs each.
 
-    `given` counts the points that the user brought, of which n were drawn.
+    Args:
+        model: The model as a function of its parameters.
+        net: The module, or None if the user passed a `Model`.
+        loss: The loss.
+        x: The inputs of the n points.
+        y: The targets of the n points.
+        risk: The loss on these targets.
+        start: The outputs h(w₀) at the initial weights, of shape `(n, ...)`.
+        push: The negative gradient -∇ℓ(h(w₀)) with respect to the outputs. For the square loss it is y* - h(w₀).
+        given: The number of points that the user passed, from which the n points were drawn.
+        notes: The notes for the report.
+        whole: Whether the outputs of a point depend on other points, so that all points must be used together.
     """
 
     model: Model
@@ -42,47 +53,84 @@ class Subject:
 
     @property
     def n(self) -> int:
-        """Points."""
+        """The number of points."""
         return len(self.start)
 
     @property
     def k(self) -> int:
-        """Outputs of a point."""
+        """The number of outputs per point."""
         return self.start.numel() // self.n
 
     @property
     def device(self) -> torch.device:
-        """Where it computes."""
+        """The device of the outputs."""
         return self.start.device
 
     @property
     def target(self) -> Tensor:
-        """y* in the shape of the outputs: classes as one-hot rows, and 0 where the loss ignores them."""
+        """The targets y* in the shape of the outputs: classes as one-hot rows, and zeros for ignored targets."""
         return self.loss.labels.encode(self.y, self.start.shape[-1]).to(self.start)
 
     @property
     def kept(self) -> Tensor:
-        """Which outputs count, in their shape: all but those whose targets the loss ignores."""
+        """A boolean mask of the outputs whose targets are not ignored by the loss."""
         counted = self.risk.counted
         return torch.ones_like(self.start, dtype=torch.bool) if counted is None else counted
 
     def counted(self, points: int) -> int:
-        """How many of the first points have a target that is not ignored; at least 1."""
+        """Count the points that have a target which is not ignored.
+
+        Args:
+            points: The number of points to consider, from the first.
+
+        Returns:
+            Their number, at least 1.
+        """
         return max(1, int(self.kept[:points].flatten(1).any(1).sum())) if self.start.ndim > 1 else points
 
     def anchored(self, kernel: Tensor | None = None) -> Anchored:
-        """The family of y_α on these points, with the tangent kernel where it is known."""
+        """Create the scaled models y_α on these points.
+
+        Args:
+            kernel: The tangent kernel as a matrix, if it is known.
+
+        Returns:
+            The family of models, indexed by α.
+        """
         return Anchored(self.model, self.start, kernel)
 
     def fewer(self, count: int) -> tuple[Inputs, Tensor]:
-        """The first of the points and their targets, in the shape of the outputs; all of them if they are coupled."""
+        """Select the first points.
+
+        Args:
+            count: The number of points. All points are returned if their outputs depend on each other.
+
+        Returns:
+            The inputs, and the targets in the shape of the outputs.
+        """
         if self.whole:
             return self.x, self.risk.target
         return first(self.x, count), self.risk.target[:count]
 
 
 def subject(net: Any, x: Inputs, y: Any, loss: Any, budget: Budget, seed: int) -> Subject:
-    """Checks all that enters, draws the points, and evaluates the start."""
+    """Check the model and the data, draw the points, and evaluate the model at its initial weights.
+
+    Args:
+        net: A module or a `Model`.
+        x: The inputs.
+        y: The targets.
+        loss: One of `lazyscope.loss`, or None to choose a loss that matches the targets.
+        budget: The limits on time and memory, which determine the number of points.
+        seed: The seed of the random choice of points.
+
+    Returns:
+        The subject of the inspection.
+
+    Raises:
+        InputError: If the data, the targets or the loss are not valid.
+        ModelError: If the model cannot be studied.
+    """
     if not isinstance(net, nn.Module | Model):
         raise ModelError(
             f"inspect takes a module or a lazyscope.Model, not {type(net).__name__}; pass Model(f, params)."
@@ -90,14 +138,14 @@ def subject(net: Any, x: Inputs, y: Any, loss: Any, budget: Budget, seed: int) -
     if loss is not None and not isinstance(loss, Loss):
         raise InputError(
             f"The loss is a {type(loss).__name__}, whose constants are not known; pass lazyscope.loss.Square(),"
-            " CrossEntropy() or another of lazyscope.loss."
+            " CrossEntropy() or another loss of lazyscope.loss."
         )
     model = Model.of(net)
     weights = next(iter(model.params.values()))
     device, y = weights.device, as_target(y, weights)
     keys, leaves = flatten(x)
     if not y.ndim:
-        raise InputError("The targets are one number; pass one for each sample.")
+        raise InputError("The targets are a single number; pass one for each sample.")
     if not any(leaf.ndim and len(leaf) == len(y) for leaf in leaves) or not len(y):
         counts = [len(leaf) if leaf.ndim else 0 for leaf in leaves]
         raise InputError(f"There are {counts} inputs for {len(y)} targets; pass as many of each, at least one.")
@@ -112,15 +160,15 @@ def subject(net: Any, x: Inputs, y: Any, loss: Any, budget: Budget, seed: int) -
     with torch.no_grad():
         start = model(x).detach()
     if not bool(start.isfinite().all()):
-        raise ModelError("The outputs at w₀ hold NaN or infinity; check the initialisation, or compute in float64.")
+        raise ModelError("The outputs at w₀ contain NaN or infinity; check the initialisation, or compute in float64.")
     if start.ndim == 0 or len(start) != len(y):
         raise ModelError(
-            f"The model gives outputs of shape {tuple(start.shape)} for {len(y)} samples; return one row for each."
+            f"The model returns outputs of shape {tuple(start.shape)} for {len(y)} samples; return one row for each."
         )
     few = x if whole else first(x, 2)
     kinked = model.kinked(few)
     other = model.coordinates(few, 2.0, centred=True)
-    other.outputs(other.zeros())  # what cannot be followed is refused here, before anything is measured
+    other.outputs(other.zeros())  # raises for unsupported operations, before anything is measured
     loss, y, words = _loss(loss, y, start)
     risk = loss.risk(start, y, 0)
     notes = [*words, *([_WHOLE] if whole else []), *_ignored(risk), *_batch_norms(net), *([_KINKED] if kinked else [])]
@@ -131,39 +179,41 @@ def subject(net: Any, x: Inputs, y: Any, loss: Any, budget: Budget, seed: int) -
 
 
 _WHOLE = (
-    "Outputs depend on other points of the batch, so all points are taken together and none are left out; every number"
-    " is about this batch as a whole."
+    "The outputs of a point depend on the other points of the batch, so all points are used together; every number is"
+    " about this batch as a whole."
 )
 
 
 _KINKED = (
-    "The model has kinks (ReLU, max-pooling or the like): ‖D²h‖, and so κ, is that of the smooth piece around w₀, and"
-    " says nothing about kinks that training crosses."
+    "The model is not differentiable everywhere (because of ReLU, max-pooling or similar operations). ‖D²h‖, and"
+    " therefore κ, is computed on the smooth piece that contains w₀, and does not account for kinks that training"
+    " crosses."
 )
 
 
 def _loss(loss: Loss | None, y: Tensor, start: Tensor) -> tuple[Loss, Tensor, list[str]]:
-    """The loss, chosen from the targets where none is named; classes become one-hot for the square loss."""
+    """Choose a loss that matches the targets if none is given, and encode classes for the square loss."""
     classes = not y.is_floating_point() and start.ndim > 1 and y.shape == start.shape[:-1]
     words = []
     if loss is None:
         loss = CrossEntropy() if classes else Square()
-        words.append(f"No loss was named; the targets are {'classes' if classes else 'numbers'}: {_name(loss)}.")
+        kind = "classes" if classes else "numbers"
+        words.append(f"No loss was given. The targets are {kind}, so the loss is {_name(loss)}.")
     if isinstance(loss, Square) and classes:
         check_classes(y, start.shape[-1])
         y = F.one_hot(y.long(), start.shape[-1]).to(start)
-        words.append("The square loss compares the outputs with one-hot rows of the classes.")
+        words.append("The square loss compares the outputs with the one-hot encoding of the classes.")
     return loss, y, words
 
 
 def _ignored(risk: Risk) -> list[str]:
-    """A word where targets are ignored."""
+    """Return a note if some targets are ignored."""
     if risk.counted is None:
         return []
     kept = risk.counted[..., 0]
     return [
-        f"{int((~kept).sum())} of the {kept.numel()} targets are ignored: they enter neither the loss nor κ, nor the"
-        " distance from the tangent model. The spectrum and the drifts are those of all outputs."
+        f"{int((~kept).sum())} of the {kept.numel()} targets are ignored: they are excluded from the loss, from κ and"
+        " from the distance to the tangent model. The spectrum and the drifts include all outputs."
     ]
 
 
@@ -172,7 +222,7 @@ def _name(loss: Loss) -> str:
 
 
 def _batch_norms(net: nn.Module | Model) -> list[str]:
-    """A word where batch-norm, in evaluation mode, has statistics of no data at all."""
+    """Return a note if batch-norm layers in evaluation mode still have their initial statistics."""
     if isinstance(net, Model):
         return []
     fresh = [
@@ -185,23 +235,39 @@ def _batch_norms(net: nn.Module | Model) -> list[str]:
     if not fresh:
         return []
     return [
-        f"{len(fresh)} batch-norm layers ({fresh[0]}, …) have seen no data: their mean is 0 and their variance 1, so"
-        " they are nearly the identity; run the net on data in training mode first if that is not what you train."
+        f"{len(fresh)} batch-norm layers ({fresh[0]}, …) have seen no data. Their running mean is 0 and their running"
+        " variance is 1, so they are nearly the identity. To use other statistics, run the model on data in training"
+        " mode first."
     ]
 
 
 @final
 class Anchored(Studied):
-    """y_α(v) = h(w₀) + α(h(w₀ + v/α) - h(w₀)): the user's own model at α = 1, its linearisation at α = ∞.
+    """The family of models y_α(v) = h(w₀) + α(h(w₀ + v/α) - h(w₀)).
 
-    All start at h(w₀), so ‖y_α(0) - y*‖ does not depend on α, and κ falls exactly like 1/α.
+    At α = 1 it is the user's model, and at α = ∞ its linearisation. All models start at h(w₀), so ‖y_α(0) - y*‖ does
+    not depend on α, and κ is proportional to 1/α.
+
+    Args:
+        model: The user's model.
+        start: The outputs h(w₀).
+        kernel: The tangent kernel as a matrix, if it is known.
     """
 
     def __init__(self, model: Model, start: Tensor, kernel: Tensor | None = None) -> None:
         self.model, self._start, self._kernel = model, start, kernel
 
     def coordinates(self, x: Inputs, alpha: Alpha = 1.0, *, centred: bool = False) -> Coordinates:
-        """The map on the points of the subject; it has an anchor already, so `centred` is of no use."""
+        """Return the map v ↦ y_α(v) on the points of the subject.
+
+        Args:
+            x: The inputs of the subject.
+            alpha: The scale α.
+            centred: Ignored, because the family starts at h(w₀) by definition.
+
+        Returns:
+            The map.
+        """
         return _Anchored(self.model, x, float(check_alpha(alpha)), self._start, self._kernel)
 
 
@@ -210,7 +276,7 @@ class _Anchored(Coordinates):
         self.batch = ()
         self.alpha = torch.tensor(alpha, dtype=torch.float64, device="cpu")
         self._model, self._x, self._start, self._kernel = model, x, start, kernel
-        # At α = 1 nothing cancels, and the plain forward costs half as much.
+        # At α = 1 there is no cancellation, and the plain forward pass costs half as much.
         self._inner = None if alpha == 1 else model.coordinates(x, alpha, centred=True)
 
     def zeros(self) -> dict[str, Tensor]:
@@ -223,15 +289,31 @@ class _Anchored(Coordinates):
 
     def kernel(self) -> Tensor:
         if self._kernel is None:
-            raise InputError("The kernel of these points is not held; lower points=… so that it fits the memory.")
+            raise InputError("The kernel of these points is not stored; pass a smaller points=….")
         return self._kernel
 
 
 def moved(model: Model, v: Params, alpha: float) -> dict[str, Tensor]:
-    """w₀ + v/α."""
+    """Compute the weights w₀ + v/α.
+
+    Args:
+        model: The model, whose parameters are w₀.
+        v: The increment.
+        alpha: The scale α.
+
+    Returns:
+        The weights by name.
+    """
     return {name: w + v[name] / alpha for name, w in model.params.items()}
 
 
 def twin(net: nn.Module) -> nn.Module:
-    """A float64 copy, for what is compared before and after."""
+    """Copy a module in float64.
+
+    Args:
+        net: The module.
+
+    Returns:
+        The copy.
+    """
     return copy.deepcopy(net).double()

@@ -1,7 +1,7 @@
-"""The tangent kernel of the points: its eigenvalues, how what is to be learned lies along them, and what follows.
+"""The tangent kernel of the points, its spectrum, and the alignment of the targets with its eigenvectors.
 
-K = Dh(w₀)Dh(w₀)ᵀ; all eigenvalues here are those of K/n, the operator Dh Dh* of F, so that under the square loss the
-tangent flow learns the part along vᵢ like e^{-λᵢt}, and ‖Dh(w₀)‖² = λ₁.
+K = Dh(w₀)Dh(w₀)ᵀ. All eigenvalues here are those of K/n. Under the square loss, the error of the tangent model along
+the eigenvector vᵢ decays like e^{-λᵢt} in gradient flow, and ‖Dh(w₀)‖² = λ₁.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ from lazyscope.tangent import Spectrum, TangentOperator, tangent_kernel
 from lazyscope.tangent.operator import as_matrix
 
 PROBES, LANCZOS = 4, 40
-"""Random vectors, and products with each, for the spectrum of a kernel that is not held."""
+"""The number of random vectors, and of matrix products with each, for the spectrum of a kernel that is not stored."""
 
 BINS = 40
-"""Of the density, evenly in log λ."""
+"""The number of bins of the histogram, evenly spaced in log λ."""
 
 
 @final
@@ -38,9 +38,19 @@ BINS = 40
 class Tangent:
     """The spectrum of K/n.
 
-    `rates` and `shares` are a measure: the part `shares[i]` of the push -∇ℓ(h(w₀)) lies at the eigenvalue `rates[i]`,
-    descending. Where the kernel is dense these are all eigenvalues, else the nodes of Lanczos' quadrature. `edges` and
-    `counts` are the histogram of eigenvalues, evenly in log λ.
+    Args:
+        size: The number N = nk of outputs, the size of the kernel.
+        dense: Whether all eigenvalues were computed. Otherwise the spectrum is estimated by Lanczos quadrature.
+        top: The largest eigenvalue λ₁.
+        trace: The trace.
+        condition: The condition number: λ₁ divided by the smallest eigenvalue.
+        effective_rank: The trace divided by λ₁.
+        rank: The number of eigenvalues above rounding error.
+        rates: The eigenvalues, or the nodes of the quadrature, in descending order.
+        shares: The share of the negative gradient -∇ℓ(h(w₀)) that belongs to each entry of `rates`. They sum to 1.
+        target_shares: The same for the targets. It is empty if the kernel is not dense.
+        edges: The edges of the bins of the histogram of eigenvalues.
+        counts: The number of eigenvalues in each bin.
     """
 
     size: int
@@ -57,26 +67,33 @@ class Tangent:
     counts: tuple[float, ...]
 
     def share_above(self, fraction: float) -> float:
-        """How much of the push lies along eigenvalues of at least this fraction of the largest."""
+        """Compute the share of the initial gradient that belongs to large eigenvalues.
+
+        Args:
+            fraction: The smallest eigenvalue to include, as a fraction of the largest.
+
+        Returns:
+            The share, between 0 and 1.
+        """
         return math.fsum(s for r, s in zip(self.rates, self.shares, strict=True) if r >= fraction * self.top)
 
     def readings(self) -> list[Reading]:
-        """What the report says of it."""
-        how = "all eigenvalues" if self.dense else "matrix-free: Lanczos from random vectors"
+        """The rows of the report."""
+        how = "all eigenvalues" if self.dense else "estimated by the Lanczos method"
         top = (
-            'The largest eigenvalue of K/n, ‖Dh(w₀)‖²: the fastest rate of learning; its inverse is the "natural time".'
+            'The largest eigenvalue of K/n, ‖Dh(w₀)‖²: the fastest rate of learning. Its inverse is the "natural time".'
         )
-        rank = "tr K/λ₁: how many directions are learned at about the fastest rate; between 1 and nk."
-        share = "The part of what is to be learned, -∇ℓ(h(w₀)), along eigenvectors with λ ≥ λ₁/100: learned early."
-        condition = "λ₁ over the smallest eigenvalue: the ratio of the fastest to the slowest rate of learning."
+        rank = "tr K/λ₁: roughly the number of directions that are learned at the fastest rate, between 1 and nk."
+        share = "The share of the initial gradient -∇ℓ(h(w₀)) along eigenvectors with λ ≥ λ₁/100."
+        condition = "λ₁ divided by the smallest eigenvalue: the ratio of the fastest to the slowest rate of learning."
         if not self.dense:
-            condition += " Matrix-free: a lower bound."
+            condition += " This is a lower bound, because the spectrum is estimated."
         return [
             Reading("outputs, N = nk", self.size, f"The kernel is N × N ({how})."),
             Reading("largest eigenvalue λ₁", self.top, top),
             Reading("effective rank", self.effective_rank, rank),
-            Reading("condition", self.condition, condition),
-            Reading("rank", self.rank, "Eigenvalues above rounding: directions in which the tangent model can move."),
+            Reading("condition number", self.condition, condition),
+            Reading("rank", self.rank, "Eigenvalues above rounding error: directions in which the tangent model can move."),
             Reading("learned early", self.share_above(0.01), share, "%"),
         ]
 
@@ -84,39 +101,74 @@ class Tangent:
 @final
 @dataclass(frozen=True)
 class Kernel:
-    """The kernel as a matrix where it is held, and its products in any case."""
+    """The tangent kernel.
+
+    Args:
+        matrix: The kernel as a matrix of shape `(N, N)`, or None if it is too large.
+        operator: The kernel as a linear operator.
+    """
 
     matrix: Float[Tensor, "N N"] | None
     operator: Operator
 
     def times(self, u: Float[Tensor, " N"]) -> Float[Tensor, " N"]:
-        """Ku."""
+        """Compute the product Ku.
+
+        Args:
+            u: A vector of shape `(N,)`.
+
+        Returns:
+            The product, of shape `(N,)`.
+        """
         return self.operator.matvec(u)
 
 
 def kernel_of(subject: Subject, budget: Budget, notes: list[str]) -> Kernel:
-    """Dense where N is small enough and the structured kernel follows the model, else by products."""
+    """Compute the tangent kernel of a subject.
+
+    The kernel is a matrix if it fits into memory and `tangent_kernel` supports the model. Otherwise it is an operator.
+
+    Args:
+        subject: The model with its data and loss.
+        budget: The limits on memory.
+        notes: A list to which notes for the report are added.
+
+    Returns:
+        The kernel.
+    """
     size = subject.n * subject.k
     if size <= budget.held(subject.device):
         try:
             matrix = as_matrix(tangent_kernel(subject.model, subject.x, memory=budget.memory, together=subject.whole))
         except LazyscopeError as error:
-            notes.append(f"The kernel is known by products only, because its structured form was refused: {error}")
+            notes.append(f"The kernel is available only as an operator, because it could not be computed as a matrix: {error}")
         else:
             return Kernel(matrix, Dense(matrix))
     else:
         notes.append(
-            f"The kernel of {size} outputs is too large to diagonalise: its spectrum is estimated from products."
+            f"The kernel of {size} outputs is too large to diagonalise; its spectrum is estimated from matrix products."
         )
     return Kernel(None, TangentOperator(subject.model, subject.x, batch=subject.n if subject.whole else 128))
 
 
 def tangent_of(subject: Subject, kernel: Kernel, clock: Clock) -> Tangent:
-    """The spectrum of the subject's kernel."""
+    """Compute or estimate the spectrum of the tangent kernel.
+
+    Args:
+        subject: The model with its data and loss.
+        kernel: The tangent kernel.
+        clock: The clock of the inspection, which limits the number of matrix products.
+
+    Returns:
+        The spectrum.
+
+    Raises:
+        ModelError: If the kernel is zero.
+    """
     target, push, n = subject.target.flatten(), subject.push.flatten(), subject.n
     found = _free(subject, kernel, push, clock) if kernel.matrix is None else _dense(kernel.matrix, push, target, n)
     if not found.top > 0:
-        raise ModelError("Dh(w₀) = 0: no output moves with the weights, and there is no tangent; start elsewhere.")
+        raise ModelError("Dh(w₀) = 0: the outputs do not depend on the weights to first order; start elsewhere.")
     return found
 
 
@@ -125,7 +177,7 @@ def _dense(matrix: Tensor, push: Tensor, target: Tensor, n: int) -> Tangent:
     values = found.eigenvalues.cpu() / n
     top = float(values[0])
     rates = values.clamp(min=0)
-    # Rounding moves an eigenvalue by about √N·eps·λ₁.
+    # Rounding changes an eigenvalue by about √N·eps·λ₁.
     noise = 4 * math.sqrt(found.size) * found.epsilon * top
     edges, counts = _histogram(rates.numpy(), np.ones(len(rates)), noise)
     return Tangent(
@@ -149,7 +201,7 @@ def _shares(found: Spectrum, vector: Tensor) -> tuple[float, ...]:
 
 
 def _free(subject: Subject, kernel: Kernel, push: Tensor, clock: Clock) -> Tangent:
-    """From products alone: probes for the density and the trace, Lanczos from the push for its shares."""
+    """Estimate the spectrum from matrix products: with random vectors, and with the initial gradient for its shares."""
     operator = kernel.operator
     assert isinstance(operator, TangentOperator)
     before = clock.elapsed
@@ -194,9 +246,19 @@ def _histogram(values: np.ndarray, weights: np.ndarray, noise: float) -> tuple[t
 
 
 def steepest(subject: Subject, kernel: Kernel, tangent: Tangent, iterations: int = 30) -> float:
-    """λ_max of H½KH½/n, H the Hessian of ℓ at h(w₀): how sharp the loss is at the start (Gauss-Newton).
+    """Compute λ_max of H½KH½/n, the sharpness of the loss at the start in the Gauss-Newton approximation.
 
-    By the power method on KH, whose Rayleigh quotient grows towards it. For the square loss H is the identity.
+    H is the Hessian of ℓ at h(w₀). The value is computed by the power method on KH, whose Rayleigh quotients are lower
+    bounds. For the square loss H is the identity, and the value is λ₁.
+
+    Args:
+        subject: The model with its data and loss.
+        kernel: The tangent kernel.
+        tangent: The spectrum of the tangent kernel.
+        iterations: The number of iterations of the power method.
+
+    Returns:
+        The largest eigenvalue.
     """
     if isinstance(subject.loss, Square):
         return tangent.top
@@ -216,7 +278,7 @@ def steepest(subject: Subject, kernel: Kernel, tangent: Tangent, iterations: int
 
 
 def _curvature(subject: Subject, u: Tensor) -> Tensor:
-    """∇²ℓ(h(w₀))u, sample by sample."""
+    """Compute the product ∇²ℓ(h(w₀))u of each sample."""
     with derivatives():
         leaf = subject.start.detach().requires_grad_()
         (slope,) = torch.autograd.grad(subject.risk.pointwise(leaf).sum(), leaf, create_graph=True)

@@ -1,4 +1,4 @@
-"""The model and its tangent, trained side by side from the same start by the same gradient descent."""
+"""Training of the model and of its tangent model, from the same weights and by the same gradient descent."""
 
 from __future__ import annotations
 
@@ -22,19 +22,26 @@ from lazyscope.inspect.subject import Subject
 from lazyscope.inspect.tangent import Kernel
 
 MARKS = 60
-"""Recorded steps, about."""
+"""The approximate number of recorded steps."""
 
 FIT = 0.05
-"""The tangent model counts as fitted below this part of its first loss: from there on a ratio of losses says little."""
+"""Losses are compared until the loss of the tangent model is below this fraction of its initial value."""
 
 SHARE = 0.5
-"""Of the time for training that goes to α = 1, the user's own model."""
+"""The fraction of the training time that is used for α = 1, the user's model."""
 
 
 @final
 @dataclass(frozen=True)
 class Tangents:
-    """The tangent model's descent: the same for every α, since all start at h(w₀)."""
+    """The training of the tangent model. It is the same for every α, because all models start at h(w₀).
+
+    Args:
+        lr: The learning rate.
+        steps: The recorded steps.
+        loss: The loss at these steps.
+        outputs: The outputs at these steps, of shape `(len(steps), n, ...)`.
+    """
 
     lr: float
     steps: tuple[int, ...]
@@ -42,18 +49,36 @@ class Tangents:
     outputs: Float[Tensor, "T ..."] = field(repr=False, compare=False)
 
     def at(self, count: int) -> Float[Tensor, "T ..."]:
-        """The outputs at the first marks."""
+        """Return the outputs at the first recorded steps.
+
+        Args:
+            count: The number of recorded steps.
+
+        Returns:
+            The outputs, of shape `(count, n, ...)`.
+        """
         return self.outputs[:count]
 
 
 @final
 @dataclass(frozen=True)
 class Course:
-    """One training at scale α, at the recorded steps, beside the tangent model's.
+    """One training run at scale α, compared with the training of the tangent model.
 
-    `distance` is ‖y - ȳ‖/‖h(w₀) - y*‖ in F, what Theorem 2.3 bounds; `unexplained` is the largest ‖y - ȳ‖ over the
-    largest movement ‖y - h(w₀)‖ or ‖ȳ - h(w₀)‖: the part of it that the tangent does not account for.
-    `apart` is the largest relative difference of the two losses at a step, until the tangent's is fitted.
+    Here y are the outputs of the model and ȳ those of the tangent model at the same step.
+
+    Args:
+        alpha: The scale α.
+        steps: The recorded steps.
+        loss: The loss at these steps.
+        distance: ‖y - ȳ‖/‖h(w₀) - y*‖ at these steps, the quantity bounded by Theorem 2.3.
+        unexplained: The largest ‖y - ȳ‖ over the largest of ‖y - h(w₀)‖ and ‖ȳ - h(w₀)‖: the share of the change of the
+            outputs that the tangent model does not explain.
+        apart: The largest relative difference of the two losses at a step, as long as the loss of the tangent model is
+            above 5 % of its initial value.
+        displacement: ‖w - w₀‖/‖w₀‖ at these steps.
+        status: How the run ended, such as "diverged".
+        drifts: The changes of the weights, the kernel, the features and the activations at a few steps.
     """
 
     alpha: float
@@ -68,38 +93,54 @@ class Course:
 
     @property
     def fell_to(self) -> float:
-        """The last loss over the first."""
+        """The last loss divided by the first."""
         return self.loss[-1] / self.loss[0] if self.loss[0] > 0 else 1.0
 
     def loss_gap(self, tangents: Tangents) -> float:
-        """The largest difference of the two loss curves, relative to the loss at the start."""
+        """Compute the largest difference of the two loss curves, relative to the initial loss.
+
+        Args:
+            tangents: The training of the tangent model.
+
+        Returns:
+            The relative difference.
+        """
         gaps = [abs(a - b) for a, b in zip(self.loss, tangents.loss, strict=False)]
         return max(gaps) / self.loss[0] if self.loss[0] > 0 else 0.0
 
     def readings(self) -> list[Reading]:
-        """What the report says of it."""
+        """The rows of the report."""
         last = self.drifts[-1]
-        gap = "The largest ‖y - ȳ‖ over the largest movement of outputs, of either: what the tangent does not explain."
+        gap = (
+            "The share of the change of the outputs that the tangent model does not explain: the largest ‖y - ȳ‖ over"
+            " the largest change of the outputs of either model."
+        )
         return [
-            Reading("unexplained by the tangent", self.unexplained, gap, "%"),
+            Reading("not explained by the tangent", self.unexplained, gap, "%"),
             Reading(
                 "distance",
                 max(self.distance),
-                "The largest ‖y - ȳ‖/‖h(w₀) - y*‖: of the order of κ by Theorem 2.3.",
+                "The largest ‖y - ȳ‖/‖h(w₀) - y*‖, which is of the order of κ by Theorem 2.3.",
                 "%",
             ),
-            Reading("last loss", self.fell_to, f"The last loss over the first, after {self.steps[-1]} steps.", "%"),
-            Reading("weights moved", last.weights, "‖w - w₀‖/‖w₀‖: lazy training moves them hardly.", "%"),
-            Reading("kernel drift", last.kernel, "‖K_T - K₀‖/‖K₀‖ after training: zero for a tangent model.", "%"),
-            Reading("feature drift", last.features, "‖φ_T - φ₀‖/‖φ₀‖ of what enters the last layer.", "%"),
-            Reading("stable activations", last.activations, "The ReLUs that are on or off as at the start.", "%"),
+            Reading("last loss", self.fell_to, f"The last loss divided by the first, after {self.steps[-1]} steps.", "%"),
+            Reading("weight change", last.weights, "‖w - w₀‖/‖w₀‖: lazy training barely moves the weights.", "%"),
+            Reading("kernel change", last.kernel, "‖K_T - K₀‖/‖K₀‖ after training; zero for a tangent model.", "%"),
+            Reading("feature change", last.features, "‖φ_T - φ₀‖/‖φ₀‖, with φ the input of the last layer.", "%"),
+            Reading("stable activations", last.activations, "The share of ReLUs that are on or off as at the start.", "%"),
         ]
 
 
 @final
 @dataclass(frozen=True)
 class Plan:
-    """Steps for each α, and the moments at which drifts are measured."""
+    """The number of steps for each α, and the steps at which drifts are measured.
+
+    Args:
+        lr: The learning rate.
+        steps: The number of steps, by α.
+        moments: The steps at which drifts are measured, by α.
+    """
 
     lr: float
     steps: dict[float, int]
@@ -107,7 +148,7 @@ class Plan:
 
     @property
     def marks(self) -> list[int]:
-        """All recorded steps."""
+        """All steps that are recorded."""
         longest = max(self.steps.values())
         return sorted(
             {*log_spaced(longest, MARKS), *self.steps.values(), *(m for ms in self.moments.values() for m in ms)}
@@ -117,7 +158,19 @@ class Plan:
 def plan(
     subject: Subject, lr: float, alphas: Sequence[float], probe_seconds: float, budget: Budget, clock: Clock
 ) -> Plan:
-    """As many steps as the time bears, from a few that are measured."""
+    """Choose the number of steps for each α, so that training fits into the remaining time.
+
+    Args:
+        subject: The model with its data and loss.
+        lr: The learning rate.
+        alphas: The scales.
+        probe_seconds: The time of one measurement of the drift, in seconds.
+        budget: The limits. `budget.steps`, if given, is the number of steps.
+        clock: The clock of the inspection.
+
+    Returns:
+        The plan.
+    """
     if budget.steps is not None:
         steps = dict.fromkeys(alphas, budget.steps)
         return Plan(lr, steps, {alpha: _moments(count, alpha) for alpha, count in steps.items()})
@@ -136,7 +189,7 @@ def _moments(steps: int, alpha: float) -> tuple[int, ...]:
 
 
 def _step_seconds(subject: Subject, alpha: float, lr: float, clock: Clock) -> float:
-    """Of one gradient; of the second, as the first traces and warms up."""
+    """Measure the time of one gradient. The first evaluation is not counted, because it includes tracing."""
     objective = Objective.of(subject.anchored(), subject.loss, subject.x, subject.y, alpha, False)
     v = objective.coordinates.zeros()
     for _ in range(2):
@@ -147,7 +200,19 @@ def _step_seconds(subject: Subject, alpha: float, lr: float, clock: Clock) -> fl
 
 
 def tangents(subject: Subject, kernel: Kernel, plan: Plan, progress: Callable[[float], None]) -> Tangents:
-    """y ← y - lr·K∇R(y): gradient descent of the tangent model, in function space where the kernel is held."""
+    """Train the tangent model by gradient descent, y ← y - lr·K∇R(y).
+
+    If the kernel is available as a matrix, the iteration runs in function space; otherwise it runs in parameter space.
+
+    Args:
+        subject: The model with its data and loss.
+        kernel: The tangent kernel.
+        plan: The learning rate and the steps.
+        progress: A function that is called with the fraction of the steps that are done.
+
+    Returns:
+        The training of the tangent model.
+    """
     marks = plan.marks
     if kernel.matrix is None:
         path = gradient_descent(
@@ -171,7 +236,19 @@ def tangents(subject: Subject, kernel: Kernel, plan: Plan, progress: Callable[[f
 def train(
     subject: Subject, alpha: float, plan: Plan, beside: Tangents, probe: Probe, progress: Callable[[float], None]
 ) -> Course:
-    """Gradient descent of y_α, with its distance from the tangent model's and its drift at the planned moments."""
+    """Train y_α by gradient descent, and compare it with the tangent model.
+
+    Args:
+        subject: The model with its data and loss.
+        alpha: The scale α.
+        plan: The learning rate and the steps.
+        beside: The training of the tangent model.
+        probe: Measures the drift.
+        progress: A function that is called with the fraction of the steps that are done.
+
+    Returns:
+        The training run.
+    """
     last, moments = plan.steps[alpha], set(plan.moments[alpha])
     marks = [mark for mark in plan.marks if mark <= last]
     drifts: list[Drift] = []
@@ -180,7 +257,7 @@ def train(
     def observe(v: Params) -> Mapping[str, Tensor]:
         step = next(reached)
         if step in moments:
-            with derivatives():  # a descent records without; some layers then take another path
+            with derivatives():  # without gradients, some layers use another code path
                 drifts.append(probe(step, v, alpha))
         return {}
 
@@ -189,7 +266,7 @@ def train(
         observe=observe, progress=progress,
     )  # fmt: skip
     ended = str(path.status)
-    if not drifts:  # diverged before the first moment
+    if not drifts:  # diverged before the first measurement
         drifts.append(Drift(0, math.inf, math.inf, None, None))
     kept = subject.kept
     straight = beside.at(len(marks)).to(path.outputs.device)
@@ -212,6 +289,6 @@ def train(
 
 
 def _apart(losses: Sequence[float], straight: Sequence[float]) -> float:
-    """The largest |R/R̄ - 1| at a step, as long as R̄ is above `FIT` of its start."""
+    """Compute the largest |R/R̄ - 1| at a step, as long as R̄ is above `FIT` times its initial value."""
     ratios = [a / b for a, b in zip(losses, straight, strict=False) if b > FIT * straight[0]]
     return max((abs(ratio - 1) for ratio in ratios), default=0.0)

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 from jaxtyping import Float
-from scipy.sparse.linalg import ArpackNoConvergence, eigsh
 from torch import Tensor
 
 from lazyscope.errors import LazyscopeError
@@ -99,6 +98,8 @@ def top_eigenpairs(
     start = np.random.default_rng(seed).standard_normal(size)  # ARPACK's own start is not reproducible
     basis = min(size, max(2 * count + 1, 20))  # what ARPACK holds; each restart fills it up again
     with Bar(title, basis + _RESTARTS * (basis - count) + count) as bar:
+        from scipy.sparse.linalg import ArpackNoConvergence, eigsh  # imported here because it takes 0.2 s
+
         scipy = _Counted(operator, bar, basis - count).to_scipy()
         try:
             values, vectors = eigsh(scipy, count, which="LA", v0=start, tol=tolerance, maxiter=iterations)

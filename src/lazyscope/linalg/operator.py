@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from typing import Any
 
 import numpy as np
 import torch
 from jaxtyping import Float
-from scipy.sparse.linalg import LinearOperator
 from torch import Tensor
 
 from lazyscope.errors import InputError
@@ -57,7 +57,7 @@ class Operator(ABC):
         """A as a matrix."""
         return self.matmat(torch.eye(self.shape[1], dtype=self.dtype, device=self.device))
 
-    def to_scipy(self) -> LinearOperator:
+    def to_scipy(self) -> Any:
         """A for SciPy's solvers: vectors are NumPy's, in float64, the products in this operator's own dtype."""
 
         def lifted(u: np.ndarray) -> Tensor:
@@ -65,6 +65,8 @@ class Operator(ABC):
 
         def lowered(v: Tensor) -> np.ndarray:
             return v.detach().to("cpu", torch.float64).numpy()
+
+        from scipy.sparse.linalg import LinearOperator  # imported here because it takes 0.2 s
 
         return LinearOperator(
             self.shape,

@@ -5,7 +5,6 @@ They are computed by the two-dimensional torch front end of kymatio (Andreux et 
 
 from __future__ import annotations
 
-import importlib
 import warnings
 from typing import Any, final
 
@@ -13,7 +12,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from lazyscope.errors import InputError, ModelError
+from lazyscope.errors import InputError
+from lazyscope.extras import required
 
 
 @final
@@ -29,7 +29,7 @@ class Scattering:
 
     Raises:
         InputError: If the height or width is not a multiple of 2^J.
-        ModelError: If kymatio is not installed.
+        MissingExtraError: If kymatio is not installed.
 
     Example:
         >>> features = Scattering((8, 8))(torch.zeros(2, 3, 8, 8))  # doctest: +SKIP
@@ -62,9 +62,6 @@ class Scattering:
 
 def _front_end() -> Any:
     """Import kymatio's torch module by its path, since `kymatio.torch` also imports code that needs SciPy < 1.17."""
-    try:
-        with warnings.catch_warnings():  # importing it changes the warning filters
-            module = importlib.import_module("kymatio.scattering2d.frontend.torch_frontend")
-    except ImportError as error:
-        raise ModelError(f"Scattering features need kymatio ({error}); run pip install kymatio.") from error
+    with warnings.catch_warnings():  # importing it changes the warning filters
+        module = required("kymatio.scattering2d.frontend.torch_frontend", "scattering", "Scattering features")
     return module.ScatteringTorch2D

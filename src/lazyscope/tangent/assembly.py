@@ -224,5 +224,5 @@ def _tiles(n: int, size: int) -> Iterator[slice]:
 
 
 def precision() -> contextlib.AbstractContextManager[None]:
-    """A context in which convolutions use TF32 only if products do; by default, cuDNN uses it at a loss of precision."""
+    """A context in which convolutions use TF32 only if products do; by default, cuDNN uses it and is less precise."""
     return exact_convolutions if torch.get_float32_matmul_precision() == "highest" else contextlib.nullcontext()

@@ -1,4 +1,4 @@
-"""Statements: what can be proved about a model, as functions that return the proved number, or a certificate."""
+"""Theorems about a model, as functions that return the proved quantity or a certificate."""
 
 from lazyscope.theory import convex, high_dimension, margin
 from lazyscope.theory.certificate import Certificate, Comparison, Constant, Hypothesis, Measurement, Verdict

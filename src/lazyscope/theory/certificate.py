@@ -1,7 +1,7 @@
-"""A theorem applied to a model: its hypotheses, constants and bounds, and beside them what was measured.
+"""A theorem applied to a model: its hypotheses, constants and bounds, and the measured quantities.
 
-A certificate states what is proved before anything is trained. `against` puts a `Comparison` of both flows beside it. A
-hypothesis that fails is reported: the theorem then says nothing, and the certificate `applies` not.
+A certificate states what is proved before any training. `against` compares its bounds with the measured quantities of a
+`Comparison`. If a hypothesis fails, the theorem does not apply, and `applies` is False.
 """
 
 from __future__ import annotations
@@ -17,21 +17,26 @@ from torch import Tensor
 
 
 class Verdict(StrEnum):
-    """What a certificate comes to."""
+    """The outcome of a certificate."""
 
     HOLDS = "holds"
+    """The theorem applies, and every measured quantity respects its bound."""
     VIOLATED = "violated"
+    """The theorem applies, and a measured quantity exceeds its bound."""
     SILENT = "does not apply"
-    """A hypothesis fails, and the theorem says nothing."""
+    """A hypothesis of the theorem fails."""
     OPEN = "not measured"
+    """The theorem applies, and nothing has been measured."""
 
 
 @dataclass(frozen=True)
 class Constant:
-    """A number that enters a bound; `kind` is "exact", "upper bound" or "estimate"."""
+    """A constant of a bound."""
 
     value: float
+    """The value of the constant."""
     kind: str = "exact"
+    """How the value is known: "exact", "upper bound" or "estimate"."""
 
     def __str__(self) -> str:
         return f"{self.value:.4g}" + ("" if self.kind == "exact" else f" ({self.kind})")
@@ -39,11 +44,14 @@ class Constant:
 
 @dataclass(frozen=True)
 class Hypothesis:
-    """A condition of the theorem, in words, whether it holds, and the numbers that decide."""
+    """A hypothesis of a theorem."""
 
     statement: str
+    """The hypothesis in words."""
     holds: bool
+    """Whether it holds."""
     evidence: str = ""
+    """The numbers that decide whether it holds."""
 
     def __str__(self) -> str:
         return f"{'✓' if self.holds else '✗'} {self.statement}" + (f": {self.evidence}" if self.evidence else "")
@@ -51,76 +59,100 @@ class Hypothesis:
 
 @dataclass(frozen=True)
 class Comparison:
-    """Both flows of one model from the same start, at T times; norms of F and Euclidean, no α left in them.
+    """The gradient flow of a model and that of its tangent model, from the same start, at T times.
 
-    `accuracy` is how far each quantity may be off numerically, in its own unit.
+    Norms of outputs are those of F = L² of the empirical measure, and norms of weights are Euclidean.
     """
 
     times: Float[Tensor, " T"]
+    """The recorded times."""
     displacement: Float[Tensor, " T"]
-    """‖w_α - w₀‖."""
+    """The displacement ‖w_α - w₀‖."""
     weights: Float[Tensor, " T"]
-    """‖w_α - w̄_α‖."""
+    """The distance ‖w_α - w̄_α‖ between the weights of both flows."""
     outputs: Float[Tensor, " T"]
-    """‖αh(w_α) - αh̄(w̄_α)‖."""
+    """The distance ‖αh(w_α) - αh̄(w̄_α)‖ between the outputs of both flows."""
     residual: Float[Tensor, " T"]
-    """‖αh(w_α) - y*‖, NaN where the loss has no minimiser."""
+    """The residual ‖αh(w_α) - y*‖, NaN if the loss has no minimiser."""
     gradient: Float[Tensor, " T"]
-    """‖∇F_α(w_α)‖ · α = ‖∇_v R‖."""
+    """The norm of the gradient, ‖∇F_α(w_α)‖ · α = ‖∇_v R‖."""
     loss: Float[Tensor, " T"]
-    """R(αh(w_α))."""
+    """The loss R(αh(w_α))."""
     kernel_floor: Float[Tensor, " T"]
     """The smallest eigenvalue of Σ(w_α(t)) = Dh Dhᵀ."""
     kernel_shift: Float[Tensor, " T"]
     """‖(Σ(w_α(t)) - Σ(w₀)) ∇R(αh(w_α(t)))‖, the K of Lemma B.2."""
     unseen: Float[Tensor, " T"]
-    """sup |αf(w_α, x) - αf̄(w̄_α, x)| over the unseen x; NaN without any."""
+    """sup |αf(w_α, x) - αf̄(w̄_α, x)| over unseen points x, NaN if there are none."""
     accuracy: Mapping[str, float] = field(default_factory=dict)
+    """The numerical error of each quantity, in the unit of the quantity."""
 
     def upto(self, time: float) -> Tensor:
-        """Which of the times count."""
+        """Select the recorded times t with 0 < t ≤ time.
+
+        Args:
+            time: The last time to select.
+
+        Returns:
+            A Boolean mask over the recorded times.
+        """
         return (self.times > 0) & (self.times <= time * (1 + 1e-12))
 
 
 @dataclass(frozen=True)
 class Bound:
-    """`quantity` of a `Comparison` stays below `curve(t)` for 0 < t ≤ `until`."""
+    """An upper bound on a quantity of a `Comparison` for 0 < t ≤ `until`."""
 
     quantity: str
+    """The name of the quantity, an attribute of `Comparison`."""
     statement: str
+    """The bound as a formula."""
     curve: Callable[[Tensor], Tensor]
+    """The bound as a function of time."""
     until: float = math.inf
+    """The last time at which the bound holds."""
 
 
 @dataclass(frozen=True)
 class Measurement:
-    """The time at which a measured quantity came closest to its bound, and both there."""
+    """A measured quantity and its bound, at the time at which they are closest."""
 
     quantity: str
+    """The name of the quantity, an attribute of `Comparison`."""
     statement: str
+    """The bound as a formula."""
     time: float
+    """The time at which the quantity comes closest to its bound."""
     bound: float
+    """The bound at this time."""
     measured: float
+    """The measured quantity at this time."""
     holds: bool
+    """Whether the bound holds at all measured times, up to numerical error."""
     accuracy: float = 0.0
-    """What may be numerical error of the measurement."""
+    """The numerical error of the measurement."""
 
     @property
     def ratio(self) -> float:
-        """measured/bound: how much of the bound is used, beyond numerical error."""
+        """The ratio of the measured quantity, minus its numerical error, to the bound."""
         beyond = max(0.0, self.measured - self.accuracy)
         return beyond / self.bound if self.bound else math.inf if beyond else 0.0
 
 
 @dataclass(frozen=True)
 class Certificate:
-    """One theorem on one model: what it needs, what it gives, and what happened."""
+    """A theorem applied to one model: its hypotheses, its bounds, and the measured quantities."""
 
     name: str
+    """The name of the theorem."""
     hypotheses: tuple[Hypothesis, ...]
+    """The hypotheses of the theorem, and whether they hold."""
     constants: Mapping[str, Constant]
+    """The constants of the bounds, by name."""
     bounds: tuple[Bound, ...]
+    """The bounds that the theorem gives."""
     measurements: tuple[Measurement, ...] = ()
+    """The measured quantities, from `against`."""
 
     @property
     def applies(self) -> bool:
@@ -129,12 +161,12 @@ class Certificate:
 
     @property
     def rigorous(self) -> bool:
-        """Whether no constant is an estimate: then the bound is proved, up to rounding."""
+        """Whether no constant is an estimate, so that the bounds are proved up to rounding."""
         return all(constant.kind != "estimate" for constant in self.constants.values())
 
     @property
     def verdict(self) -> Verdict:
-        """Holds, violated, does not apply, or not measured."""
+        """The outcome: holds, violated, does not apply, or not measured."""
         if not self.applies:
             return Verdict.SILENT
         if not self.measurements:
@@ -143,17 +175,17 @@ class Certificate:
 
     @property
     def holds(self) -> bool:
-        """Whether it applies, was measured, and every bound was respected."""
+        """Whether the theorem applies and every measured quantity respects its bound."""
         return self.verdict is Verdict.HOLDS
 
     @property
     def horizon(self) -> float:
-        """The time up to which its bounds speak, ∞ if forever."""
+        """The last time at which a bound holds, ∞ if the bounds hold for all times."""
         return max((bound.until for bound in self.bounds), default=math.inf)
 
     @property
     def bound(self) -> float:
-        """The first bound, where the measurement came closest to it; unmeasured, at its last time."""
+        """The first bound at the time of its measurement, or at its last time if nothing was measured."""
         if self.measurements:
             return self.measurements[0].bound
         until = torch.tensor([self.bounds[0].until], dtype=torch.float64, device="cpu")
@@ -161,11 +193,18 @@ class Certificate:
 
     @property
     def measured(self) -> float:
-        """What was measured there; NaN before."""
+        """The quantity measured at that time, NaN if nothing was measured."""
         return self.measurements[0].measured if self.measurements else math.nan
 
     def against(self, comparison: Comparison) -> Certificate:
-        """The same certificate with the measured distances along both flows beside its bounds."""
+        """Compare the bounds with the measured distances between both flows.
+
+        Args:
+            comparison: The measured quantities along both flows.
+
+        Returns:
+            A copy of the certificate with its measurements.
+        """
         found = [m for bound in self.bounds if (m := _measure(bound, comparison)) is not None]
         return replace(self, measurements=tuple(found))
 
@@ -183,7 +222,7 @@ class Certificate:
 
 
 def _measure(bound: Bound, comparison: Comparison) -> Measurement | None:
-    """The closest call of one bound; None where nothing was measured in its time."""
+    """Find where a measured quantity is closest to its bound; `None` if nothing was measured before its last time."""
     chosen = comparison.upto(bound.until)
     measured = getattr(comparison, bound.quantity)[chosen]
     if not len(measured) or bool(measured.isnan().any()):

@@ -1,7 +1,8 @@
-"""What the theorems need to know of h around w₀: ‖Dh(w₀)‖, σ_min, and the Lipschitz constants of h and Dh on balls.
+"""The constants of h around w₀ in the theorems: ‖Dh(w₀)‖, σ_min, and the Lipschitz constants of h and Dh on balls.
 
-Norms are those of F = L² of the empirical measure and Euclidean on parameters. The Lipschitz constants are analytic
-upper bounds where the model allows it, so that a certificate is a proof, or sampled, and then labelled as estimates.
+Norms of functions are those of F = L² of the empirical measure, and norms of parameters are Euclidean. The Lipschitz
+constants are analytic upper bounds for some models, so that a certificate is a proof. Otherwise they are sampled and
+labelled as estimates.
 """
 
 from __future__ import annotations
@@ -25,50 +26,78 @@ from lazyscope.model.jacobian import Batches, SecondDerivative
 from lazyscope.model.two_layer import TwoLayer
 
 _NEAR, _GROWTH, _STARTS = 1 / 16, 4, 8
-"""Of sampled constants: the first ball's part of ‖w₀‖, the ratio of one ball to the next, and starts of each search."""
+"""For sampled constants: the first radius relative to ‖w₀‖, the ratio of successive radii, and starts per search."""
 
 BOUNDS: dict[Callable[[Tensor], Tensor], tuple[float, float]] = {
     torch.tanh: (1.0, 4 / (3 * math.sqrt(3))),  # |σ''| = 2 tanh sech², largest at tanh² = 1/3
-    torch.sigmoid: (1 / 4, 1 / (6 * math.sqrt(3))),  # tanh at half the argument, halved
+    torch.sigmoid: (1 / 4, 1 / (6 * math.sqrt(3))),  # half of tanh at half the argument, up to a constant
     torch.erf: (2 / math.sqrt(math.pi), 2 * math.sqrt(2 / (math.pi * math.e))),  # |σ''| = 4|t|e^{-t²}/√π at t² = 1/2
     torch.sin: (1.0, 1.0),
     torch.cos: (1.0, 1.0),
     torch.nn.functional.softplus: (1.0, 1 / 4),  # σ' is the sigmoid
 }
-"""sup |σ'| and sup |σ''| on the line."""
+"""The suprema of |σ'| and |σ''| on the real line, for activations σ."""
 
 
 class Constants(ABC):
-    """‖Dh(w₀)‖ and σ_min, the largest and smallest singular value of Dh(w₀)ᵀ, and Lipschitz constants around w₀.
-
-    `kind` says what the latter are: "upper bound" or "estimate".
-    """
+    """The singular values of Dh(w₀)ᵀ and the Lipschitz constants of h and Dh around w₀."""
 
     jacobian_norm: float
+    """The norm ‖Dh(w₀)‖, the largest singular value."""
     smallest: float
+    """The smallest singular value σ_min of Dh(w₀)ᵀ."""
     kind: str
+    """How the Lipschitz constants are known: "upper bound" or "estimate"."""
 
     @abstractmethod
     def smoothness(self, radius: Number) -> float:
-        """Lip(Dh) on the ball of this radius around w₀."""
+        """Compute Lip(Dh) on a ball around w₀.
+
+        Args:
+            radius: The radius of the ball.
+
+        Returns:
+            The Lipschitz constant of Dh.
+        """
 
     def lipschitz(self, radius: Number) -> float:
-        """Lip(h) on that ball: at most ‖Dh(w₀)‖ + r Lip(Dh)."""
+        """Compute an upper bound on Lip(h) on a ball around w₀, ‖Dh(w₀)‖ + r Lip(Dh).
+
+        Args:
+            radius: The radius r of the ball.
+
+        Returns:
+            The Lipschitz constant of h.
+        """
         return self.jacobian_norm + radius * self.smoothness(radius)
 
     @abstractmethod
     def at(self, x: Inputs) -> Pointwise:
-        """The constants of single points, for unseen x."""
+        """Compute the constants of single points, which Proposition A.1 needs.
+
+        Args:
+            x: The points.
+
+        Returns:
+            The constants M₁ and M₂ of Proposition A.1.
+        """
 
     def radius(self, reach: Number) -> float:
-        """The smallest r with r · Lip(h) ≥ reach, Lip(h) on the ball of radius r: how far such a path may go."""
+        """Compute the smallest r with r · Lip(h) ≥ reach, where Lip(h) is that on the ball of radius r.
+
+        Args:
+            reach: The lower bound on r · Lip(h).
+
+        Returns:
+            The radius r.
+        """
         high = 1.0
         while high * self.lipschitz(high) < reach:
             high *= 2
         return _crossing(lambda r: r * self.lipschitz(r) - reach, 0.0, high)
 
     def self_consistent_smoothness(self) -> float:
-        """inf{L : Dh is L-Lipschitz on the ball of radius σ_min/(2L)}, the Lip(Dh) of Theorem 2.4 (supplement, B.3)."""
+        """Compute the Lip(Dh) of Theorem 2.4, inf{L : Dh is L-Lipschitz on the ball of radius σ_min/(2L)} (B.3)."""
         low, high = self.smoothness(0.0), max(self.smoothness(0.0), 1e-300)
         if low == 0 and self.smoothness(1.0) == 0:
             return 0.0
@@ -79,30 +108,40 @@ class Constants(ABC):
 
 @dataclass(frozen=True)
 class Pointwise:
-    """M₁ = sup_x ‖D_w f(w₀, x)‖ and r ↦ M₂ = sup_x Lip(D_w f(·, x)) on the ball of radius r (Proposition A.1)."""
+    """The constants of Proposition A.1."""
 
     jacobian: float
+    """M₁ = sup_x ‖D_w f(w₀, x)‖."""
     smoothness: Callable[[Number], float]
+    """The function from the radius of a ball to M₂ = sup_x Lip(D_w f(·, x)) on it."""
 
 
 class TwoLayerConstants(Constants):
-    """Analytic bounds for f(x) = Σ_j a_j σ(b_j·x) with smooth σ.
+    """Analytic upper bounds for a two-layer network f(x) = Σ_j a_j σ(b_j·x) with smooth σ.
 
-    On one neuron D²φ(u, u) = 2u_a σ'(b·x)(u_b·x) + aσ''(b·x)(u_b·x)². With S₁ = sup|σ'| λ_max(C)^½ and S₂ = sup|σ''|
+    For one neuron, D²φ(u, u) = 2u_a σ'(b·x)(u_b·x) + aσ''(b·x)(u_b·x)². With S₁ = sup|σ'| λ_max(C)^½ and S₂ = sup|σ''|
     max|x| λ_max(C)^½, C = (1/n) Σ xxᵀ, its norm is at most 2S₁|u_a||u_b| + AS₂|u_b|², A = max_j |a_j| + r. The largest
-    value of this form on the unit circle is (AS₂ + √(A²S₂² + 4S₁²))/2; by the block structure it bounds the net's too.
+    value of this form on the unit circle is (AS₂ + √(A²S₂² + 4S₁²))/2, which also bounds the whole network because D²f
+    is block diagonal.
+
+    Args:
+        net: The network.
+        x: The inputs, of shape (n, d).
+
+    Raises:
+        ModelError: If `net` is a batch of networks, or no bounds on σ' and σ'' are known.
     """
 
     kind = "upper bound"
 
     def __init__(self, net: TwoLayer, x: Float[Tensor, "n d"]) -> None:
         if net.batch:
-            raise ModelError(f"The family holds {net.batch} nets; choose one, as net[0].")
+            raise ModelError(f"The network is a batch of shape {net.batch}; select one network, for instance net[0].")
         if net.activation not in BOUNDS:
             known = ", ".join(sorted(function.__name__ for function in BOUNDS))
             raise ModelError(
-                f"No bounds on σ' and σ'' are known for this activation (known: {known}); use one of these, or"
-                " SampledConstants for estimates."
+                f"No bounds on σ' and σ'' are known for this activation; use one of {known}, or SampledConstants for"
+                " estimates."
             )
         self._net, self._slope, self._bend = net, *BOUNDS[net.activation]
         self._outer = float((net.a if net.alive is None else net.a * net.alive).abs().max())
@@ -129,14 +168,20 @@ class TwoLayerConstants(Constants):
 
 @dataclass(frozen=True)
 class GivenConstants(Constants):
-    """Constants known beforehand, with one Lip(Dh) everywhere: linear maps (0), quadratic maps (‖D²h‖)."""
+    """Known constants, with the same Lip(Dh) on every ball: 0 for linear maps, ‖D²h‖ for quadratic maps."""
 
     jacobian_norm: float
+    """The norm ‖Dh(w₀)‖."""
     smallest: float
+    """The smallest singular value σ_min of Dh(w₀)ᵀ."""
     hessian_norm: float
+    """Lip(Dh) on every ball."""
     pointwise_jacobian: float = math.inf
+    """M₁ = sup_x ‖D_w f(w₀, x)‖ of Proposition A.1."""
     pointwise_hessian: float = math.inf
+    """M₂ = sup_x Lip(D_w f(·, x)) of Proposition A.1."""
     kind: str = "upper bound"
+    """How the constants are known: "upper bound" or "estimate"."""
 
     def smoothness(self, radius: Number) -> float:
         return self.hessian_norm
@@ -146,9 +191,16 @@ class GivenConstants(Constants):
 
 
 class SampledConstants(Constants):
-    """Lip(Dh) as the largest ‖D²h(w)‖ at w₀ and at `samples` random points of the ball: an estimate from below.
+    """Sampled estimates for any model.
 
-    For any model; with kinks it is the almost-everywhere second derivative, which misses them.
+    Lip(Dh) is the largest ‖D²h(w)‖ at w₀ and at random points at the given distance from w₀, an estimate from below.
+    For a model with kinks, D²h is the almost-everywhere second derivative, which does not account for the kinks.
+
+    Args:
+        model: The model.
+        x: The inputs of n points.
+        samples: The number of random points for each radius.
+        seed: The seed of the random points.
     """
 
     kind = "estimate"
@@ -161,7 +213,7 @@ class SampledConstants(Constants):
         self._known: list[float] = []
 
     def smoothness(self, radius: Number) -> float:
-        # measured once on each of a few growing balls, the first a part of ‖w₀‖; so it grows with the radius
+        # Computed once for each of a few growing radii, so that the estimate increases with the radius.
         last = 0 if radius <= self._unit else math.ceil(math.log(radius / self._unit, _GROWTH))
         for k in range(len(self._known), last + 1):
             here = self._largest(self._x, self._unit * _GROWTH**k) / math.sqrt(self._points)
@@ -186,22 +238,33 @@ class SampledConstants(Constants):
 
 
 def constants_of(model: Studied, x: Inputs) -> Constants:
-    """The best that is known: analytic for smooth two-layer nets, sampled otherwise."""
+    """Compute the best known constants of a model: analytic for smooth two-layer networks, sampled otherwise.
+
+    Args:
+        model: A `TwoLayer` network or a `Model`.
+        x: The inputs of n points.
+
+    Returns:
+        The constants.
+
+    Raises:
+        ModelError: If the model is a batch of networks or of another type.
+    """
     if isinstance(model, TwoLayer):
         if not model.batch and model.activation in BOUNDS:
             return TwoLayerConstants(model, x)
         if model.batch:
-            raise ModelError(f"The family holds {model.batch} nets; choose one, as net[0].")
+            raise ModelError(f"The network is a batch of shape {model.batch}; select one network, for instance net[0].")
         activation = model.activation
         return SampledConstants(Model(lambda w, x: activation(x @ w["b"].mT) @ w["a"], model.params), x)
     if isinstance(model, Model):
         return SampledConstants(model, x)
-    raise ModelError(f"Constants need one model, not {type(model).__name__}; pass a Model or a TwoLayer.")
+    raise ModelError(f"Constants are not known for a model of type {type(model).__name__}; pass a Model or a TwoLayer.")
 
 
 @without_autocast
 def singular_values(model: Studied, x: Inputs) -> tuple[float, float]:
-    """‖Dh(w₀)‖ and σ_min of Dh(w₀)ᵀ in F, from the dense kernel K/n; σ_min is 0 where it is rounding."""
+    """Compute ‖Dh(w₀)‖ and σ_min of Dh(w₀)ᵀ in F from the dense kernel K/n; σ_min is 0 if it is below rounding."""
     kernel = model.coordinates(x, centred=True).kernel().detach().double()
     values = torch.linalg.eigvalsh(kernel / flatten(x)[1][0].shape[0])
     noise = 4 * math.sqrt(len(values)) * torch.finfo(torch.float64).eps * float(values[-1])
@@ -214,7 +277,7 @@ def _drawn(like: Tensor, random: torch.Generator) -> Tensor:
 
 
 def _crossing(function: Callable[[float], float], low: float, high: float) -> float:
-    """Where an increasing function becomes ≥ 0, from above, by bisection to full precision."""
+    """Find where an increasing function becomes ≥ 0, by bisection, and return the upper end of the last interval."""
     for _ in range(200):
         middle = (low + high) / 2
         if not low < middle < high:

@@ -1,7 +1,7 @@
 """Section 2.3 as certificates: convergence for strongly convex losses, Theorems 2.4 and 2.5, Lemmas B.1 and B.2.
 
-Conventions are those of `theory.lazy`. m and M are the loss's constants and κ = M/m its condition number, not the
-relative scale.
+The conventions are those of `theory.lazy`. The loss is m-strongly convex and M-smooth, and κ = M/m is its condition
+number, not the inverse relative scale.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from lazyscope.theory.constants import Constants
 from lazyscope.theory.lazy import Start
 
 _TAIL = 1e-2
-"""The geometric phase is read off where the gradient is below this part of its start, and above rounding."""
+"""The geometric decay is fitted where the gradient is below this fraction of its initial value, and above rounding."""
 
 
 @without_autocast
@@ -38,12 +38,28 @@ def over_parameterised(
     centred: bool = False,
     constants: Constants | None = None,
 ) -> Certificate:
-    """Theorem 2.4: if σ_min > 0, ‖h(w₀)‖ ≤ C₀ = σ_min³/(32κ^{3/2}‖Dh(w₀)‖ Lip(Dh)) and α > ‖y*‖/C₀, for all t
+    """Certify Theorem 2.4, convergence in the over-parameterised case, for all times.
 
-    ‖y - y*‖ ≤ κ^½ ‖y(0) - y*‖ e^{-mσ_min²t/4}, ‖w_α - w₀‖ ≤ ρ := 8κ^{3/2}‖Dh(w₀)‖‖y(0) - y*‖/(ασ_min²), and with the
-    constants that B.3 leaves out, ‖y - ȳ‖ ≤ Δ by Lemma B.2 with K ≤ (5/2)‖Dh(w₀)‖ Lip(Dh) ρ M κ^½‖y(0) - y*‖ (in the
-    ball ‖Dh(w)‖ ≤ (3/2)‖Dh(w₀)‖), and ‖w_α - w̄_α‖ by the integral of B.3, split at the best t₀ rather than at log α.
-    Lip(Dh) is the technical one of B.3, so that h need not be smooth far from w₀.
+    The hypotheses are σ_min > 0, ‖h(w₀)‖ ≤ C₀ = σ_min³/(32κ^{3/2}‖Dh(w₀)‖ Lip(Dh)) and α > ‖y*‖/C₀. The bounds are
+    ‖y - y*‖ ≤ κ^½ ‖y(0) - y*‖ e^{-mσ_min²t/4} and ‖w_α - w₀‖ ≤ ρ := 8κ^{3/2}‖Dh(w₀)‖‖y(0) - y*‖/(ασ_min²). With the
+    constants that B.3 omits, ‖y - ȳ‖ is bounded by Lemma B.2 with K ≤ (5/2)‖Dh(w₀)‖ Lip(Dh) ρ M κ^½‖y(0) - y*‖ (in the
+    ball, ‖Dh(w)‖ ≤ (3/2)‖Dh(w₀)‖), and ‖w_α - w̄_α‖ by the integral of B.3, split at the best t₀ instead of log α.
+    Lip(Dh) is the constant defined in B.3, for which h does not have to be smooth far from w₀.
+
+    Args:
+        model: The module, `Model` or other model with tangent coordinates.
+        loss: The loss R, strongly convex with a Lipschitz gradient.
+        x: The inputs of n samples.
+        y: The targets in the form that the loss takes.
+        alpha: The scale α, positive and finite.
+        centred: Whether to subtract h(w₀) from the outputs, so that they start at 0.
+        constants: The Lipschitz constants around w₀. `None` uses `constants_of(model, x)`.
+
+    Returns:
+        The certificate, with bounds on the residual, the displacement, the outputs and the weights.
+
+    Raises:
+        ScaleError: If α is not positive and finite.
     """
     s = Start.of(model, loss, x, y, alpha, centred, constants)
     low, high = loss.strong_convexity, loss.smoothness
@@ -64,7 +80,7 @@ def over_parameterised(
     ]
     rate, gap = low * sigma**2 / 4, s.distance
     rho = 8 * kappa**1.5 * norm * gap / (s.alpha * sigma**2)
-    steep = high * math.sqrt(kappa) * gap  # of ∇R along either flow, times its decay
+    steep = high * math.sqrt(kappa) * gap  # bounds ∇R along either flow, up to its exponential decay
     apart = stability_bound(2.5 * norm * bend * rho * steep, norm**2, sigma**2, low)
     split = torch.linspace(0, 60 / rate, 4000, dtype=torch.float64, device="cpu")
     rest = steep * (torch.exp(-rate * split) / rate + torch.exp(-4 * rate * split) / (4 * rate))
@@ -87,17 +103,27 @@ def over_parameterised(
 
 
 def linear_rate_bound(gap: float, condition: float, rate: float, t: Tensor) -> Tensor:
-    """Lemma B.1: ‖y(t) - y*‖ ≤ (M/m)^½ ‖y(0) - y*‖ e^{-mλt} along y' = -Σ(t)∇F(y), Σ(t) ⪰ λ; `rate` is mλ."""
+    """Lemma B.1: ‖y(t) - y*‖ ≤ (M/m)^½ ‖y(0) - y*‖ e^{-mλt} along y' = -Σ(t)∇F(y) if Σ(t) ⪰ λ; `rate` is mλ."""
     return math.sqrt(condition) * gap * torch.exp(-rate * t)
 
 
 def stability_bound(shift: float, kernel_norm: float, floor: float, convexity: float) -> float:
-    """Lemma B.2: ‖y - ȳ‖ ≤ K‖Σ(0)‖^½/(λ^{3/2}m), K = sup_t ‖(Σ(t) - Σ(0))∇R(y(t))‖. Its proof needs Σ(0) ⪰ λ alone."""
+    """Lemma B.2: ‖y - ȳ‖ ≤ K‖Σ(0)‖^½/(λ^{3/2}m) with K = sup_t ‖(Σ(t) - Σ(0))∇R(y(t))‖, if Σ(0) ⪰ λ."""
     return shift * math.sqrt(kernel_norm) / (floor * math.sqrt(floor) * convexity)
 
 
 def linear_rate(loss: Loss, comparison: Comparison) -> Certificate:
-    """Lemma B.1 along a measured flow, with λ the smallest eigenvalue of Σ(w_α(t)) at its recorded times."""
+    """Certify Lemma B.1 along a measured flow.
+
+    λ is the smallest eigenvalue of Σ(w_α(t)) at the recorded times, and therefore an estimate.
+
+    Args:
+        loss: The loss, strongly convex with a Lipschitz gradient.
+        comparison: The measured quantities along both flows.
+
+    Returns:
+        The certificate, with a bound on the residual and its measurement.
+    """
     low, high = loss.strong_convexity, loss.smoothness
     floor = float(comparison.kernel_floor.min())
     conditions = (
@@ -119,7 +145,18 @@ def linear_rate(loss: Loss, comparison: Comparison) -> Certificate:
 
 
 def stability(loss: Loss, comparison: Comparison, constants: Constants) -> Certificate:
-    """Lemma B.2 along a measured flow, with K the largest value at its recorded times."""
+    """Certify Lemma B.2 along a measured flow.
+
+    K is the largest value at the recorded times, and therefore an estimate.
+
+    Args:
+        loss: The loss, strongly convex.
+        comparison: The measured quantities along both flows.
+        constants: The constants of the model at w₀.
+
+    Returns:
+        The certificate, with a bound on the distance between the outputs and its measurement.
+    """
     low, floor = loss.strong_convexity, constants.smallest**2
     conditions = (
         Hypothesis("R is strongly convex", low > 0, f"m = {low:.3g}"),
@@ -136,16 +173,29 @@ def stability(loss: Loss, comparison: Comparison, constants: Constants) -> Certi
 
 @dataclass(frozen=True)
 class Decay:
-    """‖∇_v R‖ ≈ exp(level - rate·t) on the tail of a flow: the fit, its R², and the part left at the end."""
+    """An exponential fit of the gradient at late times of a flow, ‖∇_v R‖/‖∇_v R(0)‖ ≈ exp(level - rate·t)."""
 
     rate: float
+    """The rate of the decay, NaN if there are too few times to fit it."""
     level: float
+    """The intercept of the fit."""
     r_squared: float
+    """The coefficient of determination R² of the fit."""
     left: float
+    """The norm of the gradient at the last time, relative to its initial value."""
 
     @staticmethod
     def of(comparison: Comparison) -> Decay:
-        """By least squares of the logarithm, where the gradient is below a hundredth and above rounding."""
+        """Fit the decay by least squares of the logarithm.
+
+        The fit uses the times at which the gradient is below a hundredth of its initial value, and above rounding.
+
+        Args:
+            comparison: The measured quantities along both flows.
+
+        Returns:
+            The fit.
+        """
         size = (comparison.gradient / comparison.gradient[0]).numpy()
         floor = 10 * comparison.accuracy.get("gradient", 0.0) / float(comparison.gradient[0])
         tail = (size < _TAIL) & (size > max(floor, 1e-12))
@@ -171,11 +221,30 @@ def under_parameterised(
     constants: Constants | None = None,
     comparison: Comparison | None = None,
 ) -> Certificate:
-    """Theorem 2.5: with R strongly convex, h(w₀) = 0 and rank Dh constant around w₀, the flow converges geometrically
-    to a local minimum for all large α. It names no α₀ and no rate.
+    """Certify Theorem 2.5, convergence in the under-parameterised case.
 
-    `rank` is that of Dh(w₀), `ranks_around` those at points nearby. What a qualitative statement leaves to measure is
-    measured: the gradient's logarithm is a straight line (1 - R² ≤ 0.01), and nothing of it is left at the end.
+    If R is strongly convex, h(w₀) = 0, and the rank of Dh is constant around w₀, then the flow converges geometrically
+    to a local minimum for all sufficiently large α. The theorem gives neither the smallest such α nor the rate.
+    Therefore the measurements check that log ‖∇F‖ is a linear function of time (1 - R² ≤ 0.01) and that the gradient
+    is at most 10⁻⁴ of its initial value at the end.
+
+    Args:
+        model: The module, `Model` or other model with tangent coordinates.
+        loss: The loss R, strongly convex.
+        x: The inputs of n samples.
+        y: The targets in the form that the loss takes.
+        alpha: The scale α, positive and finite.
+        rank: The rank of Dh(w₀).
+        ranks_around: The ranks of Dh at points close to w₀.
+        centred: Whether to subtract h(w₀) from the outputs, so that the hypothesis h(w₀) = 0 holds.
+        constants: The Lipschitz constants around w₀. `None` uses `constants_of(model, x)`.
+        comparison: The measured quantities along both flows. `None` leaves the certificate without measurements.
+
+    Returns:
+        The certificate.
+
+    Raises:
+        ScaleError: If α is not positive and finite.
     """
     s = Start.of(model, loss, x, y, alpha, centred, constants)
     low = loss.strong_convexity
@@ -199,5 +268,5 @@ def under_parameterised(
 
 
 def _constant(value: float) -> Callable[[Tensor], Tensor]:
-    """The same bound at all times."""
+    """A bound that is constant in time."""
     return lambda t: torch.full_like(t, value)

@@ -1,8 +1,9 @@
-"""The theorems of section 2 as certificates: bounds with every constant named, from the model at its start alone.
+"""The theorems of section 2 as certificates, whose bounds have explicit constants and only need the model at w₀.
 
-Each takes the model, the data and α, and needs no training; `Certificate.against` sets the measured flows beside it.
-`constants` may be handed in; otherwise they are analytic for smooth two-layer nets and sampled estimates for the rest.
-Norms are those of F = L² of the empirical measure. y(t) = αh(w_α(t)), ȳ(t) = αh̄(w̄_α(t)).
+Each function takes the model, the data and α, and does not train; `Certificate.against` compares the bounds with
+measured flows. The constants can be passed; by default they are analytic for smooth two-layer networks and sampled
+estimates for other models. Norms are those of F = L² of the empirical measure, y(t) = αh(w_α(t)) and
+ȳ(t) = αh̄(w̄_α(t)).
 """
 
 from __future__ import annotations
@@ -25,26 +26,29 @@ from lazyscope.theory.certificate import Bound, Certificate, Constant, Hypothesi
 from lazyscope.theory.constants import Constants, constants_of
 
 _ZERO = 1e-12
-"""h(w₀) counts as 0 below this, relative to y*."""
+"""The value below which ‖h(w₀)‖ counts as 0, relative to ‖y*‖ if that is larger than 1."""
 
 
 @dataclass(frozen=True)
 class Start:
-    """What is known at w₀: constants, y(0) = αh(w₀), and where the loss is least."""
+    """The quantities at w₀ that the theorems need."""
 
     constants: Constants
+    """The constants of the model around w₀."""
     alpha: float
+    """The scale α."""
     y0: Tensor
+    """The initial outputs y(0) = αh(w₀)."""
     risk: float
-    """R(y(0))."""
+    """The initial loss R(y(0))."""
     slope: float
-    """‖∇R(y(0))‖."""
+    """The norm ‖∇R(y(0))‖."""
     initial: float
-    """‖h(w₀)‖."""
+    """The norm ‖h(w₀)‖."""
     minimiser: float
-    """‖y*‖, NaN where the loss has none."""
+    """The norm ‖y*‖ of the minimiser of the loss, NaN if there is none."""
     distance: float
-    """‖y(0) - y*‖."""
+    """The distance ‖y(0) - y*‖."""
 
     @staticmethod
     def of(
@@ -56,10 +60,12 @@ class Start:
         centred: bool,
         constants: Constants | None,
     ) -> Start:
-        """Evaluates the model at its start."""
+        """Evaluate the model at w₀."""
         model = studied(model)
         if not 0 < alpha < math.inf:
-            raise ScaleError(f"A certificate compares with α = ∞ and needs a finite α > 0, not {alpha}; pass one.")
+            raise ScaleError(
+                f"A certificate compares a model with its limit at α = ∞, and α is {alpha}; pass a finite α > 0."
+            )
         coordinates = model.coordinates(x, alpha, centred=centred)
         with torch.no_grad():
             y0 = coordinates.outputs(coordinates.zeros()).double()
@@ -78,7 +84,7 @@ class Start:
         )
 
     def known(self, radius: Number | None = None, **more: float) -> dict[str, Constant]:
-        """The constants by name, with those that are not exact marked."""
+        """The constants by name, with their kinds."""
         c = self.constants
         found = {"α": Constant(self.alpha), "‖Dh(w₀)‖": Constant(c.jacobian_norm), "σ_min": Constant(c.smallest)}
         if radius is not None:
@@ -89,7 +95,7 @@ class Start:
 
     @property
     def zero(self) -> Hypothesis:
-        """h(w₀) = 0."""
+        """The hypothesis h(w₀) = 0."""
         size = self.initial
         scale = max(1.0, self.minimiser if math.isfinite(self.minimiser) else 0.0)
         return Hypothesis("h(w₀) = 0", size <= _ZERO * scale, f"‖h(w₀)‖ = {size:.3g}")
@@ -108,11 +114,29 @@ def general(
     constants: Constants | None = None,
     unseen: Inputs | None = None,
 ) -> Certificate:
-    """Theorem 2.2 with the constants of its proof (supplement, B.1), for t ≤ T = `horizon`.
+    """Certify Theorem 2.2 with the constants of its proof (supplement, B.1), for times t ≤ T = `horizon`.
 
-    ‖w_α - w₀‖ ≤ ρ(t) := (tR(y(0)))^½/α. On the ball of radius ρ(T), with L = Lip(h), D = Lip(Dh) there, ‖∇R(y)‖ ≤ G :=
-    ‖∇R(y(0))‖ + ML(TR(y(0)))^½ and C₁/α = 2LDρ(T)G, C₂ = L²M, Grönwall gives ‖y - ȳ‖ ≤ (C₁/αC₂)(e^{C₂t} - 1), and
-    integrating α‖w_α - w̄_α‖' ≤ Dρ(t)G + LM‖y - ȳ‖ gives ‖w_α - w̄_α‖. (The proof prints F_α(w_α(t)) for F_α(w₀).)
+    The displacement is at most ρ(t) := (tR(y(0)))^½/α. Let L = Lip(h) and D = Lip(Dh) on the ball of radius ρ(T), G :=
+    ‖∇R(y(0))‖ + ML(TR(y(0)))^½, C₁/α = 2LDρ(T)G and C₂ = L²M. Then ‖∇R(y)‖ ≤ G, and Grönwall's lemma gives
+    ‖y - ȳ‖ ≤ (C₁/αC₂)(e^{C₂t} - 1). Integrating α‖w_α - w̄_α‖' ≤ Dρ(t)G + LM‖y - ȳ‖ gives the bound on ‖w_α - w̄_α‖.
+    (The printed proof has F_α(w_α(t)) in place of F_α(w₀).)
+
+    Args:
+        model: The module, `Model` or other model with tangent coordinates.
+        loss: The loss R, with a Lipschitz gradient.
+        x: The inputs of n samples.
+        y: The targets in the form that the loss takes.
+        alpha: The scale α, positive and finite.
+        horizon: The last time T.
+        centred: Whether to subtract h(w₀) from the outputs, so that the hypothesis h(w₀) = 0 holds.
+        constants: The Lipschitz constants around w₀. `None` uses `constants_of(model, x)`.
+        unseen: Further points, for which Proposition A.1 gives a bound. `None` omits this bound.
+
+    Returns:
+        The certificate, with bounds on the displacement, the outputs and the weights.
+
+    Raises:
+        ScaleError: If α is not positive and finite.
     """
     s = Start.of(model, loss, x, y, alpha, centred, constants)
     end, m = float(horizon), loss.smoothness
@@ -156,14 +180,34 @@ def finite_horizon(
     constants: Constants | None = None,
     unseen: Inputs | None = None,
 ) -> Certificate:
-    """Theorem 2.3 and both bounds of B.2: square loss, up to T = K/Lip(h)².
+    """Certify Theorem 2.3 and both bounds of B.2 for the square loss, up to T = K/Lip(h)².
 
-    ‖y - ȳ‖ ≤ (K²/α) (Lip(Dh)/Lip(h)²) ‖αh(w₀) - y*‖² at T, and (t²/α) Lip(h)² Lip(Dh) ‖·‖² before. The bound on weights
-    is the printed one; integrating A and B of step 3 gives (1/2 + K/3) where the supplement has (2 + 4K/3), and that
-    tight one stands beside it. `radius` is r; unless given, the smallest one that α allows.
+    The bound on the outputs is ‖y - ȳ‖ ≤ (t²/α) Lip(h)² Lip(Dh) ‖αh(w₀) - y*‖² for t ≤ T, which is
+    (K²/α) (Lip(Dh)/Lip(h)²) ‖αh(w₀) - y*‖² at T. There are two bounds on the weights: the one printed in the
+    supplement, with the factor (2 + 4K/3), and a tighter one with the factor (1/2 + K/3), which results from the
+    integration of A and B in step 3 of the proof.
+
+    Args:
+        model: The module, `Model` or other model with tangent coordinates.
+        x: The inputs of n samples.
+        y: The targets, in the shape of the outputs.
+        alpha: The scale α, positive and finite.
+        K: The number K > 0, the last time in units of 1/Lip(h)².
+        centred: Whether to subtract h(w₀) from the outputs, so that they start at 0.
+        radius: The radius r of the ball on which the Lipschitz constants are taken. `None` uses the smallest radius
+            that satisfies the hypothesis on α.
+        constants: The Lipschitz constants around w₀. `None` uses `constants_of(model, x)`.
+        unseen: Further points, for which Proposition A.1 gives a bound. `None` omits this bound.
+
+    Returns:
+        The certificate, with bounds on the outputs, the displacement and the weights.
+
+    Raises:
+        InputError: If K is not positive.
+        ScaleError: If α is not positive and finite.
     """
     if not K > 0:
-        raise InputError(f"K is an iteration number and must be positive, not {K}; pass K > 0.")
+        raise InputError(f"K is {K} and must be positive; pass K > 0.")
     s = Start.of(model, Square(), x, y, alpha, centred, constants)
     reach = K * s.distance / s.alpha
     radius = s.constants.radius(reach) if radius is None else radius
@@ -178,7 +222,7 @@ def finite_horizon(
         return t**2 / s.alpha * lip**2 * bend * gap**2
 
     def tight(t: Tensor) -> Tensor:
-        # B(t) uses ‖Dh(w₀)‖ ≤ Lip(h), A(t) the displacement above
+        # B(t) uses ‖Dh(w₀)‖ ≤ Lip(h), and A(t) uses the bound on the displacement above.
         return t**2 / s.alpha**2 * lip**2 * bend * gap**2 * (1 / (2 * lip) + t * lip / 3)
 
     bounds = [
@@ -201,8 +245,8 @@ def finite_horizon(
 def _unseen(s: Start, x: Inputs, displacement: Any, weights: Any, end: float) -> Bound:
     """Proposition A.1: |αf(w_α, x) - αf̄(w̄_α, x)| ≤ (α/2) M₂‖w_α - w₀‖² + αM₁‖w_α - w̄_α‖ on unseen points.
 
-    The supplement prints ‖w_α - w̄_α‖² in the first term; Taylor's theorem at w₀ needs the distance to w₀. For
-    h(w) = w² in one dimension, w₀ = 1 and w_α = w̄_α the printed first term is 0, and f - f̄ = (w - w₀)² is not.
+    The supplement prints ‖w_α - w̄_α‖² in the first term, but Taylor's theorem at w₀ needs the distance to w₀. For
+    h(w) = w² in one dimension, w₀ = 1 and w_α = w̄_α, the printed first term is 0, and f - f̄ = (w - w₀)² is not.
     """
     at = s.constants.at(x)
     far = float(displacement(torch.tensor([end], dtype=torch.float64, device="cpu"))[0])
@@ -216,5 +260,5 @@ def _unseen(s: Start, x: Inputs, displacement: Any, weights: Any, end: float) ->
 
 
 def _norm(g: Tensor) -> float:
-    """‖g‖ in F."""
+    """Compute ‖g‖ in F."""
     return float(g.norm()) / math.sqrt(len(g))

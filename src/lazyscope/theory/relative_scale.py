@@ -1,7 +1,8 @@
-"""The relative scale κ_h(w₀) = ‖h(w₀) - y*‖ ‖D²h(w₀)‖ / ‖Dh(w₀)‖² of equation (1): lazy when it is far below 1.
+"""The inverse relative scale κ_h(w₀) = ‖h(w₀) - y*‖ ‖D²h(w₀)‖ / ‖Dh(w₀)‖² of equation (1).
 
-All norms are those of F = L² of the empirical measure, ‖g‖² = (1/n) Σ |g(x_i)|², and Euclidean on parameters:
-‖Dh‖ = sup_{|u|=1} ‖Dh u‖ and ‖D²h‖ = sup_{|u|=1} ‖D²h(u, u)‖.
+Training is lazy if κ is far below 1. Norms of functions are those of F = L² of the empirical measure,
+‖g‖² = (1/n) Σ |g(x_i)|², and norms of parameters are Euclidean: ‖Dh‖ = sup_{|u|=1} ‖Dh u‖ and
+‖D²h‖ = sup_{|u|=1} ‖D²h(u, u)‖.
 """
 
 from __future__ import annotations
@@ -29,66 +30,102 @@ from lazyscope.progress import Bar
 
 
 class KinkWarning(UserWarning):
-    """The model is not twice differentiable: κ is that of the smooth piece around w₀."""
+    """The model is not twice differentiable, and κ is that of the smooth piece around w₀."""
 
 
 @dataclass(frozen=True)
 class RelativeScale:
-    """κ and its factors, in the norms of the module's docstring.
+    """The inverse relative scale κ and its factors.
 
-    `initial`, `target` and `overlap` are ‖h(w₀)‖, ‖y*‖ and ⟨h(w₀), y*⟩, from which the residual of every scaled
-    model follows. `search` tells how ‖D²h‖ was found: its residual, its status and how many starts agree; it is a
-    value attained, so never too large. `notice` speaks where the model has kinks (ReLU).
-
-    >>> model = Model(lambda w, x: w["w"] ** 2 * x, {"w": torch.tensor([1.0], dtype=torch.float64)})
-    >>> r = relative_scale(model, torch.ones(1, 1).double(), torch.zeros(1, 1).double())
-    >>> round(r.jacobian_norm, 6), round(r.hessian_norm, 6), round(r.kappa, 6)  # 1 · 2 / 2²
-    (2.0, 2.0, 0.5)
+    Norms of functions are those of L² of the empirical measure, ‖g‖² = (1/n) Σ |g(x_i)|². The norms ‖h(w₀)‖ and ‖y*‖
+    and the inner product ⟨h(w₀), y*⟩ determine the residual of every scaled model.
     """
 
     initial: float
+    """The norm ‖h(w₀)‖ of the initial outputs."""
     target: float
+    """The norm ‖y*‖ of the targets."""
     overlap: float
+    """The inner product ⟨h(w₀), y*⟩."""
     jacobian_norm: float
+    """The operator norm ‖Dh(w₀)‖."""
     hessian_norm: float
+    """The operator norm ‖D²h(w₀)‖, a lower bound that the search attained."""
     search: BilinearNorm
+    """The search for ‖D²h(w₀)‖: its residual, its status, and the number of starts that agree."""
     notice: str = ""
+    """A notice if the model has kinks, for instance from ReLU."""
 
     @property
     def residual(self) -> float:
-        """‖h(w₀) - y*‖."""
+        """The residual ‖h(w₀) - y*‖."""
         return math.sqrt(max(0.0, self.initial**2 - 2 * self.overlap + self.target**2))
 
     @property
     def kappa(self) -> float:
-        """‖h(w₀) - y*‖ ‖D²h‖ / ‖Dh‖²."""
+        """The inverse relative scale κ = ‖h(w₀) - y*‖ ‖D²h‖ / ‖Dh‖²."""
         return self.residual * self.hessian_norm / self.jacobian_norm**2
 
     def scaled(self, alpha: Number) -> RelativeScale:
-        """That of αh: κ_{αh}(w₀) = (1/α) ‖αh(w₀) - y*‖ ‖D²h‖/‖Dh‖² (section 1.2)."""
+        """Compute κ of the scaled model αh, κ_{αh}(w₀) = (1/α) ‖αh(w₀) - y*‖ ‖D²h‖/‖Dh‖² (section 1.2).
+
+        Args:
+            alpha: The scale α, positive and finite.
+
+        Returns:
+            The inverse relative scale of αh with its factors.
+        """
         return self._times(output=_positive(alpha), first=alpha, second=alpha)
 
     def centred(self) -> RelativeScale:
-        """That of h - h(w₀), or of a symmetrised h up to a factor of both norms: the residual becomes ‖y*‖."""
+        """Compute κ of the centred model h - h(w₀), whose residual is ‖y*‖.
+
+        It is also that of a symmetrised h, up to a factor of both norms.
+        """
         return replace(self, initial=0.0, overlap=0.0)
 
     def started_at(self, factor: Number, degree: Number) -> RelativeScale:
-        """That at λw₀ of a model q-homogeneous in w: h, Dh and D²h grow like λ^q, λ^{q-1} and λ^{q-2} (section 1.2)."""
+        """Compute κ at λw₀ for a model that is q-homogeneous in w.
+
+        h, Dh and D²h grow like λ^q, λ^{q-1} and λ^{q-2} (section 1.2).
+
+        Args:
+            factor: The factor λ, positive and finite.
+            degree: The degree q of homogeneity.
+
+        Returns:
+            The inverse relative scale at λw₀ with its factors.
+        """
         _positive(factor)
         return self._times(factor**degree, factor ** (degree - 1), factor ** (degree - 2))
 
     def widened(self, factor: Number, exponent: Number) -> RelativeScale:
-        """To leading order, that of a two-layer net α(m) Σ_j φ(θ_j), α(m) ∝ m^exponent, of `factor` times the width.
+        """Compute κ to leading order for a two-layer network α(m) Σ_j φ(θ_j) of another hidden width m.
 
-        For independent neurons with Eφ = 0, h(w₀) and Dh grow like √m α(m), and D²h like α(m) (supplement, A.2);
-        h(w₀) is then independent of y*. At exponent -1/2, κ falls like m^(-1/2); at -1 it has a limit.
+        With α(m) ∝ m^exponent and independent neurons with Eφ = 0, h(w₀) and Dh grow like √m α(m), and D²h like α(m)
+        (supplement, A.2). Then h(w₀) is independent of y*. For the exponent -1/2, κ decreases like m^(-1/2); for the
+        exponent -1, it has a limit.
+
+        Args:
+            factor: The factor of the hidden width, positive and finite.
+            exponent: The exponent of m in α(m).
+
+        Returns:
+            The inverse relative scale of the network of `factor` times the width, with its factors.
         """
         _positive(factor)
         grown = factor ** (exponent + 0.5)
         return replace(self._times(grown, grown, factor**exponent), overlap=0.0)
 
     def lazy_scale(self, kappa: Number = 0.1) -> float:
-        """The α at which αh, centred, has this κ: α = ‖y*‖ ‖D²h‖/(κ‖Dh‖²)."""
+        """Compute the scale at which the centred model αh has a given κ, α = ‖y*‖ ‖D²h‖/(κ‖Dh‖²).
+
+        Args:
+            kappa: The inverse relative scale κ, positive and finite.
+
+        Returns:
+            The scale α.
+        """
         return self.target * self.hessian_norm / (_positive(kappa) * self.jacobian_norm**2)
 
     def _times(self, output: Number, first: Number, second: Number) -> RelativeScale:
@@ -104,9 +141,9 @@ class RelativeScale:
         found = "" if self.search.status == "converged" else " (search stopped early: a lower bound)"
         lines = [
             f"κ = {self.kappa:.4g}{found}",
-            f"  ‖h(w₀) - y*‖ = {self.residual:.4g}   what is to be learned",
-            f"  ‖Dh(w₀)‖     = {self.jacobian_norm:.4g}   how fast outputs move with the weights",
-            f"  ‖D²h(w₀)‖    = {self.hessian_norm:.4g}   how fast that changes",
+            f"  ‖h(w₀) - y*‖ = {self.residual:.4g}   distance between the initial outputs and the targets",
+            f"  ‖Dh(w₀)‖     = {self.jacobian_norm:.4g}   rate of change of the outputs with the weights",
+            f"  ‖D²h(w₀)‖    = {self.hessian_norm:.4g}   rate of change of Dh with the weights",
         ]
         return "\n".join([*lines, *([f"  {self.notice}"] if self.notice else [])])
 
@@ -125,32 +162,39 @@ def relative_scale(
     iterations: int = 300,
     seed: int = 0,
 ) -> RelativeScale:
-    """κ_h(w₀) on the data x with targets y* = y.
+    """Compute the inverse relative scale κ of a model at its weights w₀.
 
-    ‖Dh‖ by Lanczos, ‖D²h‖ by ascent on the sphere from several `starts`, both matrix-free, `batch` points at a time. A
-    `TwoLayer` net needs no search in its whole parameter space: its neurons are solved one by one. For models with
-    kinks (ReLU, max-pooling) D²h is the almost-everywhere one at w₀, as the paper reads it; a `KinkWarning` says so.
+    κ_h(w₀) = ‖h(w₀) - y*‖ ‖D²h(w₀)‖ / ‖Dh(w₀)‖², equation (1). ‖Dh‖ is computed by the Lanczos method and ‖D²h‖ by
+    ascent on the unit sphere from several starts, both matrix-free. For a `TwoLayer` network, ‖D²h‖ is computed neuron
+    by neuron, without a search in the whole parameter space. For models with kinks (ReLU, max-pooling), D²h is the
+    almost-everywhere second derivative at w₀, as in the paper, and a `KinkWarning` is issued.
 
     Args:
-        model: A module, a `Model` or a `TwoLayer` net.
-        x: n points.
-        y: Targets in the shape of the outputs, or class indices: integers without the outputs' last dimension, (n,) for
-            outputs (n, k) and (n, T) for (n, T, V), which stand for one-hot rows. A tensor, array or nested list.
-        ignore_index: The class index of positions that do not count, such as -100 for padding. F is then the space of
-            functions on the other positions: ‖h(w₀) - y*‖, ‖Dh‖ and ‖D²h‖ leave the outputs of these out, and n counts
-            the points that have others.
-        batch: Points in one pass.
-        starts: Of the search for ‖D²h‖; 4 to 64, fewer for large models, unless given.
-        tolerance: Of that search: the residual at which it ends, 10⁻³ in float32 and 10⁻⁷ in float64 unless given.
-        iterations: The most that the search may take.
-        seed: Of the random starts.
+        model: The module, `Model` or `TwoLayer` network to study.
+        x: The inputs of n points.
+        y: The targets y* in the shape of the outputs, or class indices, as a tensor, an array or a nested list. Class
+            indices are integers without the last dimension of the outputs, of shape (n,) for outputs (n, k) and (n, T)
+            for outputs (n, T, V); they stand for one-hot rows.
+        ignore_index: The class index of positions to ignore, such as -100 for padding. ‖h(w₀) - y*‖, ‖Dh‖ and ‖D²h‖
+            then omit the outputs at these positions, and n counts the points that have other positions.
+        batch: The number of points to evaluate at a time.
+        starts: The number of starts of the search for ‖D²h‖. `None` uses 4 to 64, and fewer for larger models.
+        tolerance: The residual at which the search stops. `None` uses 10⁻³ in float32 and 10⁻⁷ in float64.
+        iterations: The maximum number of iterations of the search.
+        seed: The seed of the random starts.
 
     Returns:
-        κ with its factors.
+        The inverse relative scale κ with its factors.
 
     Raises:
-        InputError: If the targets do not fit the outputs.
-        ModelError: If no output moves with the weights.
+        InputError: If the targets do not match the outputs.
+        ModelError: If Dh(w₀) = 0, so that no output changes with the weights.
+
+    Example:
+        >>> model = Model(lambda w, x: w["w"] ** 2 * x, {"w": torch.tensor([1.0], dtype=torch.float64)})
+        >>> r = relative_scale(model, torch.ones(1, 1).double(), torch.zeros(1, 1).double())
+        >>> round(r.jacobian_norm, 6), round(r.hessian_norm, 6), round(r.kappa, 6)  # 1 · 2 / 2²
+        (2.0, 2.0, 0.5)
     """
     if isinstance(model, TwoLayer):
         return _of_two_layer(model, x, y, ignore_index, seed)
@@ -178,14 +222,16 @@ def _of_two_layer(net: TwoLayer, x: Tensor, y: Target, ignore_index: int | None,
 
 
 _NOTICE = (
-    "The model has kinks (ReLU, max-pooling or the like): ‖D²h‖ is that of the smooth piece around w₀, and says nothing"
-    " about kinks that training crosses."
+    "The model has kinks (for instance from ReLU or max-pooling): ‖D²h‖ is that of the smooth piece around w₀, and does"
+    " not account for kinks that training crosses."
 )
-_UNKNOWN = "Whether the model has kinks could not be told; with them ‖D²h‖ is that of the smooth piece around w₀."
+_UNKNOWN = (
+    "It could not be determined whether the model has kinks; if it has, ‖D²h‖ is that of the smooth piece around w₀."
+)
 
 
 def _notice(model: Model, x: Inputs) -> str:
-    """What to say about kinks of the traced forward."""
+    """The notice about kinks in the traced forward pass."""
     try:
         return _NOTICE if model.kinked(x) else ""
     except LazyscopeError:
@@ -195,14 +241,16 @@ def _notice(model: Model, x: Inputs) -> str:
 def _assembled(
     outputs: Tensor, y: Tensor, kept: Tensor | None, jacobian: float, search: BilinearNorm, notice: str
 ) -> RelativeScale:
-    """The result from Euclidean norms over the n points, which are √n times those of F."""
+    """Build the result from Euclidean norms over the n points, which are √n times those of F."""
     outputs, y = outputs.detach().double(), y.double()
     count = len(outputs)
     if kept is not None:
         outputs, count = outputs * kept, int(kept.flatten(1).any(1).sum())
     root = math.sqrt(count)
     if not jacobian > 0:
-        raise ModelError("Dh(w₀) = 0: no output moves with the weights, and κ has no meaning; start elsewhere.")
+        raise ModelError(
+            "Dh(w₀) = 0: no output changes with the weights, so κ is not defined; use another initialisation."
+        )
     if notice:
         notify(notice, KinkWarning, stacklevel=5)  # beyond both decorators
     return RelativeScale(
@@ -217,7 +265,7 @@ def _assembled(
 
 
 def _as_outputs(y: Target, outputs: Tensor, ignore_index: int | None) -> tuple[Tensor, Tensor | None]:
-    """y* in the shape of the outputs, where class indices become one-hot rows, and which outputs count, if not all."""
+    """Convert y* to the shape of the outputs, with one-hot rows for class indices, and find the outputs that count."""
     target, kept = as_target(y, outputs).to(outputs.device), None
     if not target.is_floating_point() and target.shape == outputs.shape[:-1] and outputs.ndim > 1:
         labels = Classes(ignore_index)
@@ -227,15 +275,15 @@ def _as_outputs(y: Target, outputs: Tensor, ignore_index: int | None) -> tuple[T
     elif ignore_index is not None:
         raise InputError(
             f"ignore_index={ignore_index} is for class indices, and these targets of shape {tuple(target.shape)} are"
-            " numbers; pass integers without the last dimension of the outputs, or drop it."
+            " numbers; pass integers without the last dimension of the outputs, or omit ignore_index."
         )
     if target.shape != outputs.shape:
         raise InputError(
-            f"Targets of shape {tuple(target.shape)} do not fit outputs of shape {tuple(outputs.shape)}; reshape them,"
-            " or pass class indices as integers."
+            f"Targets of shape {tuple(target.shape)} do not match outputs of shape {tuple(outputs.shape)}; reshape"
+            " them, or pass class indices as integers."
         )
     if not bool(target.isfinite().all()):
-        raise InputError("The targets hold NaN or infinite values; drop or repair those samples.")
+        raise InputError("The targets contain NaN or infinite values; remove or correct those samples.")
     return target, kept
 
 

@@ -1,4 +1,4 @@
-"""Max-margin problems of talk 004, each with its proof: the SVM, F₁ (variation norm) and F₂ (kernels)."""
+"""Max-margin problems of talk 004, each with a dual certificate: the SVM, F₁ (variation norm) and F₂ (kernels)."""
 
 from lazyscope.theory.margin.base import MaxMargin
 from lazyscope.theory.margin.hilbert import conjugate_kernel, kernel_svm, svm

@@ -1,4 +1,4 @@
-"""What every max-margin problem returns: a classifier, and a dual point that proves how far from best it is."""
+"""The result of a max-margin problem: a classifier, and a dual point that bounds its distance to the optimum."""
 
 from __future__ import annotations
 
@@ -15,27 +15,30 @@ from lazyscope.errors import InputError
 @final
 @dataclass(frozen=True, repr=False)
 class MaxMargin:
-    """max over ‖f‖ ≤ 1 of min_i y_i f(x_i), between `attained` and `bound`.
+    """A solution of the problem to maximise min_i y_i f(x_i) over ‖f‖ ≤ 1.
 
-    By duality it is min over p in the simplex of sup over ‖f‖ ≤ 1 of Σ_i p_i y_i f(x_i): any p is a proof of a bound.
+    The maximum is between `attained` and `bound`. By duality, it is the minimum over p in the simplex of the supremum
+    over ‖f‖ ≤ 1 of Σ_i p_i y_i f(x_i), so any p proves an upper bound.
     """
 
     attained: float
     """The margin of the classifier found."""
     bound: float
-    """No classifier has more: the dual value of `dual`. For ReLU neurons in d > 3 it is the largest value found."""
+    """The dual value of `dual`, an upper bound on every margin. For ReLU neurons in d > 3, it is the largest value
+    found, which may be too small."""
     proved: bool
-    """Whether the bound holds over all classifiers, not just those looked at."""
+    """Whether the bound is proved for all classifiers, and not only for those that were searched."""
     dual: Float[Tensor, " n"]
-    """p: positive on support vectors only."""
+    """The dual point p, which is positive on support vectors only."""
     coefficients: Float[Tensor, " k"]
-    """Of the classifier with norm 1: w for a linear one, c in f = Σ_i c_i K(x_i, ·), signed masses of neurons."""
+    """The coefficients of the classifier of norm 1: w of a linear classifier, c in f = Σ_i c_i K(x_i, ·), or the signed
+    masses of neurons."""
     neurons: Float[Tensor, "k d"] | None = None
-    """Unit vectors, for the variation norm."""
+    """The directions of the neurons as unit vectors, for the variation norm."""
 
     @property
     def gap(self) -> float:
-        """How much more than `attained` is possible, relatively."""
+        """The relative difference between `bound` and `attained`."""
         return self.bound / self.attained - 1
 
     def __repr__(self) -> str:
@@ -44,18 +47,21 @@ class MaxMargin:
 
 
 def check(x: Tensor, y: Tensor) -> tuple[np.ndarray, np.ndarray]:
-    """Rows and labels in float64."""
+    """Check rows and labels, and return them in float64."""
     if len(x) != len(y) or len(y) == 0:
         raise InputError(f"There are {len(x)} rows and {len(y)} labels; pass one label for each row.")
     if not bool(x.isfinite().all()):
-        raise InputError("The rows hold NaN or infinite values; drop or repair those samples.")
+        raise InputError("The rows contain NaN or infinite values; remove or correct those samples.")
     if not bool((y.abs() == 1).all()):
-        raise InputError("Labels are -1 or 1; map them, as with 2 * y - 1.")
+        raise InputError("The labels must be -1 or 1; convert them, for instance with 2 * y - 1.")
     return x.detach().double().cpu().numpy(), y.detach().double().cpu().numpy()
 
 
 def separated(attained: float) -> float:
-    """The margin, if it is one."""
+    """Return the margin, and raise if it is not positive."""
     if not attained > 0:
-        raise InputError("No such classifier separates the samples; use a richer one, or look for equal inputs.")
+        raise InputError(
+            "No such classifier separates the samples; use a richer class, or check for equal inputs with different"
+            " labels."
+        )
     return attained

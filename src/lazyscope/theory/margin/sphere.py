@@ -1,7 +1,8 @@
-"""The best neuron: max over the unit sphere of |g(θ)|, g(θ) = Σ_i c_i relu(θ·x_i).
+"""The best neuron: the maximum over the unit sphere of |g(θ)|, g(θ) = Σ_i c_i relu(θ·x_i).
 
-The planes θ·x_i = 0 cut the sphere into cells, in each of which g(θ) = θ·v with v the sum of c_i x_i over its active
-points. So the maximum is at ±v/‖v‖ of a cell, or at ± the same for v projected on an edge, or at a corner.
+The planes θ·x_i = 0 divide the sphere into cells. In each cell, g(θ) = θ·v, where v is the sum of c_i x_i over its
+active points. Therefore the maximum is at ±v/‖v‖ for a cell, at the same point for v projected on an edge, or at a
+corner.
 """
 
 from __future__ import annotations
@@ -15,11 +16,11 @@ _PARALLEL = 1e-13
 
 
 def extremes(x: np.ndarray, c: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """All candidates θ (K, d) and g(θ), for d ≤ 3: the one with the largest |g| has the maximum over the sphere.
+    """Compute all candidates θ (K, d) and g(θ) for d ≤ 3; the largest |g| is the maximum over the sphere.
 
-    Along the circle θ·x_i = 0 other circles cross at known angles, and a point between two crossings tells which
-    samples are active on either side. All cells have an edge, so all are seen. Points in the plane are given a third
-    coordinate 0, which makes no neuron better.
+    Other circles cross the circle θ·x_i = 0 at known angles, and a point between two crossings determines which samples
+    are active on either side. Every cell has an edge, so all cells are found. Points in the plane get a third
+    coordinate 0, which does not change the maximum.
     """
     dim = x.shape[1]
     x = np.pad(x, ((0, 0), (0, EXACT - dim)))
@@ -35,7 +36,7 @@ def extremes(x: np.ndarray, c: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     corners, middles = (_on_circle(first, second, a) for a in (angle, (angle + after) / 2))
     products = middles @ x.T  # (circles, arcs, samples)
     size = np.linalg.norm(x, axis=1)
-    # On its own circle a sample, and all that are parallel to it, is active on one side only.
+    # On the circle of a sample, this sample and all parallel ones are active on one side only.
     across = np.where(np.abs(along).max(-1) <= _PARALLEL * size, x @ x.T, 0)[:, None, :]
     sides = [((np.where(across == 0, products, side * across) > 0) * c) @ x for side in (1, -1)]
     unit = x / size[:, None]
@@ -48,9 +49,10 @@ def extremes(x: np.ndarray, c: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 def climb(x: np.ndarray, c: np.ndarray, starts: np.ndarray, steps: int = 200) -> tuple[np.ndarray, np.ndarray]:
-    """Local maxima of |g| from many starts, in any dimension; the largest may be missed.
+    """Find local maxima of |g| from many starts in any dimension; the global maximum may be missed.
 
-    Each start climbs on its own side, by θ ← v/‖v‖ where that helps, and by steps along v that halve where not.
+    Each start keeps the sign of g, and moves by θ ← v/‖v‖ if that increases |g|, otherwise by steps along v of
+    decreasing length.
     """
     theta = starts / np.linalg.norm(starts, axis=1, keepdims=True)
     now = value(theta, x, c)
@@ -69,13 +71,13 @@ def climb(x: np.ndarray, c: np.ndarray, starts: np.ndarray, steps: int = 200) ->
 
 
 def value(theta: np.ndarray, x: np.ndarray, c: np.ndarray) -> np.ndarray:
-    """g(θ) of many θ, some at a time."""
+    """Compute g(θ) for many θ, some at a time."""
     parts = np.array_split(theta, max(1, theta.shape[0] * x.shape[0] // 10**7))
     return np.concatenate([np.maximum(part @ x.T, 0) @ c for part in parts])
 
 
 def _plane(x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Two orthonormal vectors across each row."""
+    """Two orthonormal vectors orthogonal to each row."""
     axis = np.eye(EXACT)[np.abs(x).argmin(1)]
     first = np.cross(x, axis)
     first /= np.linalg.norm(first, axis=1, keepdims=True)

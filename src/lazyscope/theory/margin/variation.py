@@ -1,10 +1,11 @@
-"""F₁, the max margin in variation norm over ReLU neurons (talk 004, "Implicit bias of two-layer neural networks").
+"""The maximum margin in variation norm over ReLU neurons (F₁ of talk 004, "Implicit bias of two-layer networks").
 
-γ₁ = max over ‖ν‖_TV ≤ 1 of min_i y_i ∫ relu(θ·x_i) dν(θ), ν signed on the unit sphere of inputs: a linear program with
-a column for each θ. Its dual is min over p in the simplex of max over θ of |Σ_i p_i y_i relu(θ·x_i)|. Column generation
-solves it with few neurons, and adds those that are best for p until none is better than the margin.
+γ₁ is the maximum over ‖ν‖_TV ≤ 1 of min_i y_i ∫ relu(θ·x_i) dν(θ), where ν is a signed measure on the unit sphere of
+the input space. This is a linear program with a column for each θ. Its dual is the minimum over p in the simplex of the
+maximum over θ of |Σ_i p_i y_i relu(θ·x_i)|. Column generation solves the program with few neurons, and adds the best
+neurons for p until none of them exceeds the margin.
 
-In the talk ν lives on the sphere of (c, a), where |c|‖a‖ ≤ ½ bounds |c relu(a·x)|; its margin is γ₁/2.
+In the talk, ν is a measure on the sphere of (c, a), where |c|‖a‖ ≤ ½ bounds |c relu(a·x)|; its margin is γ₁/2.
 """
 
 from __future__ import annotations
@@ -12,7 +13,6 @@ from __future__ import annotations
 import numpy as np
 import torch
 from jaxtyping import Float
-from scipy.optimize import linprog
 from torch import Tensor
 
 from lazyscope.errors import InputError
@@ -20,11 +20,11 @@ from lazyscope.theory.margin.base import MaxMargin, check, separated
 from lazyscope.theory.margin.sphere import EXACT, climb, extremes
 
 _START = 200
-"""Random neurons at first."""
+"""The number of random neurons at the start."""
 _COLUMNS = 40
-"""Neurons added a round."""
+"""The number of neurons added per round."""
 _EXACTLY = {"primal_feasibility_tolerance": 1e-10, "dual_feasibility_tolerance": 1e-10}
-"""The least that HiGHS takes; 1e-7 unless said."""
+"""The smallest tolerances that HiGHS accepts; its default is 1e-7."""
 
 
 def variation_margin(
@@ -36,22 +36,43 @@ def variation_margin(
     starts: int = 500,
     seed: int = 0,
 ) -> MaxMargin:
-    """γ₁ up to `tolerance`, relatively: by exact pricing over the whole sphere for d ≤ 3, by `starts` climbs beyond.
+    """Compute the maximum margin γ₁ in variation norm over ReLU neurons, by column generation.
 
-    >>> found = variation_margin(torch.tensor([[1.0, 0.0], [0.0, 1.0]]), torch.tensor([1.0, -1.0]))
-    >>> round(found.attained, 6), found.proved  # one neuron a sample, with half of the mass
-    (0.5, True)
+    For d ≤ 3, the best new neuron is found by enumeration of all cells of the sphere, so that the bound is proved. For
+    larger d, it is found by local ascent from several starts, and the bound is not proved.
+
+    Args:
+        x: The inputs, of shape (n, d).
+        y: The labels -1 and 1, of shape (n,).
+        tolerance: The relative gap between the bound and the margin at which the computation stops.
+        rounds: The maximum number of rounds of column generation.
+        starts: The number of random starts of the local ascent in each round, for d > 3.
+        seed: The seed of the random neurons and starts.
+
+    Returns:
+        The classifier, with the directions of its neurons and their signed masses.
+
+    Raises:
+        InputError: If the samples are not separable, or an argument is invalid.
+
+    Example:
+        >>> found = variation_margin(torch.tensor([[1.0, 0.0], [0.0, 1.0]]), torch.tensor([1.0, -1.0]))
+        >>> round(found.attained, 6), found.proved  # one neuron per sample, with half of the mass
+        (0.5, True)
     """
     rows, signs = check(x, y)
     if tolerance <= 0 or rounds < 1:
-        raise InputError(f"Cannot reach {tolerance} in {rounds} rounds; pass a positive tolerance and some rounds.")
+        raise InputError(
+            f"The tolerance is {tolerance} and the number of rounds {rounds}; pass a positive tolerance and at least"
+            " one round."
+        )
     random = np.random.default_rng(seed)
     dim = rows.shape[1]
     neurons = _unit(np.concatenate([random.standard_normal((_START, dim)), rows, -rows]))
     best: MaxMargin | None = None
     unit = float(np.abs(rows).max())
     for _ in range(rounds):
-        # The solver's tolerance is absolute, so margins are made about 1.
+        # The tolerance of the solver is absolute, so margins are scaled to about 1.
         masses, p = _program(np.maximum(rows @ neurons.T, 0) * signs[:, None] / unit)
         used = masses != 0
         attained = float((signs * (np.maximum(rows @ neurons[used].T, 0) @ masses[used])).min())
@@ -62,13 +83,13 @@ def variation_margin(
         height = np.abs(g)
         bound = float(height.max())
         unit = attained if attained > 0 else unit
-        # A bound that is not proved may come out too low, and then says nothing about later rounds.
+        # A bound that is not proved may be too low, and then it must not be used in later rounds.
         earlier = best if dim <= EXACT else None
         best = _merged(earlier, attained, bound, dim <= EXACT, p, masses[used], neurons[used])
         if best.bound <= (1 + tolerance) * best.attained:
             break
         fresh = found[_spread(found, height, attained)]
-        # What carries nothing and is far from its constraint is not missed.
+        # Neurons without mass that are far from their constraint are removed.
         close = used | (np.abs(np.maximum(rows @ neurons.T, 0).T @ (p * signs)) > 0.9 * attained)
         neurons = np.concatenate([neurons[close], fresh])
     assert best is not None
@@ -77,7 +98,7 @@ def variation_margin(
 
 
 def _program(signed: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """max γ over masses with Σ|ν_j| ≤ 1 and (signed ν)_i ≥ γ: the masses, and p of the samples."""
+    """Maximise γ over masses with Σ|ν_j| ≤ 1 and (signed ν)_i ≥ γ; return the masses, and p of the samples."""
     n, k = signed.shape
     upper = np.zeros((n + 1, 2 * k + 1))
     upper[:n, :k], upper[:n, k:-1], upper[:n, -1] = -signed, signed, 1
@@ -85,6 +106,8 @@ def _program(signed: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     cost = np.zeros(2 * k + 1)
     cost[-1] = -1
     limits = [(0, None)] * (2 * k) + [(None, None)]
+    from scipy.optimize import linprog  # imported here because it takes 0.3 s
+
     solved = linprog(cost, A_ub=upper, b_ub=np.append(np.zeros(n), 1.0), bounds=limits, options=_EXACTLY)
     if solved.status != 0:
         raise InputError(f"The linear program was not solved ({solved.message}); rescale the inputs to norms near 1.")
@@ -102,7 +125,7 @@ def _merged(
     masses: np.ndarray,
     neurons: np.ndarray,
 ) -> MaxMargin:
-    """The better classifier with the better proof; they need not come from one round."""
+    """Combine the better classifier with the better dual bound, which may come from different rounds."""
     ahead, sharper = best is None or attained > best.attained, best is None or bound < best.bound
     return MaxMargin(
         attained if best is None or ahead else best.attained,
@@ -115,7 +138,7 @@ def _merged(
 
 
 def _spread(found: np.ndarray, height: np.ndarray, attained: float) -> list[int]:
-    """The best neurons above the margin, no two of them within about a degree at first, closer as they improve."""
+    """Select the best neurons above the margin, at distances that decrease as the gap decreases."""
     order = [int(i) for i in np.argsort(-height)[: 20 * _COLUMNS] if height[i] > attained]
     apart = 1 - 1e-2 * min(1.0, float(height.max()) / attained - 1)
     chosen: list[int] = []

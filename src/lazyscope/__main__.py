@@ -1,0 +1,29 @@
+"""The `lazyscope` command, which says what is missing where its extra is not installed."""
+
+from __future__ import annotations
+
+import sys
+
+from lazyscope import __version__
+from lazyscope.errors import MissingExtraError
+from lazyscope.extras import required
+
+
+def main() -> None:
+    """Run the `lazyscope` command. `lazyscope --help` lists the commands and the exit codes."""
+    if sys.argv[1:] == ["--version"]:
+        print(f"lazyscope {__version__}")
+        return
+    try:
+        for package in ("typer", "matplotlib", "jinja2"):
+            required(package, "inspect", "The commands of lazyscope")
+    except MissingExtraError as error:
+        print(f"lazyscope: {error}", file=sys.stderr)
+        raise SystemExit(2) from None
+    from lazyscope.cli import main as run
+
+    run()
+
+
+if __name__ == "__main__":
+    main()
