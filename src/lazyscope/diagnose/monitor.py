@@ -1,4 +1,4 @@
-"""A look at the tangent from inside of one's own training loop, every so many steps."""
+"""A monitor that compares a network with its tangent model from inside a training loop."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ from lazyscope.diagnose.activations import activation_stability
 from lazyscope.diagnose.drift import weight_displacement
 from lazyscope.diagnose.sketch import KernelSketch
 from lazyscope.errors import InputError, LazyscopeError, ModelError, StoreError
+from lazyscope.linalg.finite import check_finite
 from lazyscope.model.base import Model, flatten
 from lazyscope.model.forward import Output, copied, unwrapped
 from lazyscope.model.increment import Scale
@@ -29,25 +30,27 @@ from lazyscope.model.transform import TangentModule
 @final
 @dataclass(frozen=True)
 class Record:
-    """One look. NaN where the model has no such thing (no ReLU, no forward derivative)."""
+    """The measurements of a `Monitor` at one step, with NaN for quantities that are not defined for the model."""
 
     step: int
+    """The training step."""
     displacement: float
-    """‖w - w₀‖/‖w₀‖."""
+    """The relative displacement ‖w - w₀‖/‖w₀‖ of the weights."""
     tangent_distance: float
-    """‖h(w) - h(w₀) - Dh(w₀)(w - w₀)‖/‖h(w) - h(w₀)‖: the part of the outputs' movement that the tangent misses."""
+    """The relative error ‖h(w) - h(w₀) - Dh(w₀)(w - w₀)‖/‖h(w) - h(w₀)‖ of the tangent model."""
     kernel_drift: float
-    """‖K - K_0‖/‖K_0‖, estimated from a few products."""
+    """The relative change ‖K - K_0‖/‖K_0‖ of the tangent kernel, estimated from a few products. It is NaN if an
+    operation has no forward derivative."""
     stability: float
-    """The share of ReLUs that are on or off as at the start."""
+    """The fraction of ReLU units whose state is that at the start. It is NaN if the model has no ReLU."""
 
 
 @runtime_checkable
 class Writer(Protocol):
-    """What TensorBoard's SummaryWriter offers."""
+    """The interface of TensorBoard's SummaryWriter."""
 
     def add_scalar(self, tag: str, scalar_value: float, global_step: int) -> Any:
-        """Store one number."""
+        """Write one scalar."""
 
 
 Where: TypeAlias = str | Path
@@ -55,35 +58,41 @@ Where: TypeAlias = str | Path
 
 @final
 class Monitor:
-    """Call it once a step; at every `every`-th step it compares the net with where it was when the monitor was made.
+    """A monitor that compares a network during training with its state when the monitor was created.
 
-    `records` holds what was seen. `csv` appends to a file, line by line; `tensorboard` is a SummaryWriter or a folder.
-    The net is not touched: a copy of it is used in evaluation mode with the buffers that it had, so that batch-norm and
-    dropout make h a function of the weights alone. A look costs some 30 forward passes of the probe; with a probe of a
-    quarter of the batch and `every=200` that is a few per cent. Weights that begin to move later, because a layer was
-    unfrozen, count from then on, with the values that they had at the start. Of `Scaled` and `Linearised` modules it is
-    the model inside that is compared, at the weights where they stand; autocast does not apply to a look.
+    Call the monitor once per training step. Every `every` steps, it appends a `Record` to `records`. The network itself
+    is not modified: the monitor uses a copy in evaluation mode with the initial buffers, so that with batch
+    normalisation and dropout, h only depends on the weights. A measurement costs about 30 forward passes of the probe
+    inputs; with a quarter of the batch as probe inputs and `every=200`, this is a few per cent of the training time.
+    Parameters that are unfrozen later are included from then on, relative to their initial values. For `Scaled` and
+    `Linearised` modules, the monitor measures the underlying model at its current weights. Measurements do not use
+    autocast.
 
     Args:
         net: The module that is trained.
-        x_probe: Inputs on which the net is compared.
-        output: Which part of the net's output is studied, as in `Model`.
-        every: Steps between two looks.
-        csv: A file to append to.
-        tensorboard: A SummaryWriter, or a folder for one.
-        columns: Random vectors that estimate the drift of the kernel.
-        start: The step to count from.
+        x_probe: The inputs on which the network is compared.
+        output: The part of the network's output to study, as in `Model`.
+        every: The number of steps between two measurements.
+        csv: A CSV file to append the records to. `None` writes no file.
+        tensorboard: A TensorBoard SummaryWriter, or the folder for a new one. `None` writes no events.
+        columns: The number of random vectors that estimate the kernel drift.
+        start: The initial value of the step counter.
 
-    >>> net = nn.Sequential(nn.Linear(2, 16), nn.ReLU(), nn.Linear(16, 1))
-    >>> monitor = Monitor(net, torch.randn(8, 2), every=5)
-    >>> optimiser = torch.optim.SGD(net.parameters(), lr=0.01)
-    >>> for _ in range(10):
-    ...     loss = (net(torch.ones(4, 2)) - 1).square().mean()
-    ...     loss.backward()
-    ...     optimiser.step()
-    ...     _ = monitor()
-    >>> [record.step for record in monitor.records]
-    [5, 10]
+    Raises:
+        ModelError: If `net` is not a module, or cannot be traced.
+        StoreError: If the CSV file cannot be written, or TensorBoard is not installed.
+
+    Example:
+        >>> net = nn.Sequential(nn.Linear(2, 16), nn.ReLU(), nn.Linear(16, 1))
+        >>> monitor = Monitor(net, torch.randn(8, 2), every=5)
+        >>> optimiser = torch.optim.SGD(net.parameters(), lr=0.01)
+        >>> for _ in range(10):
+        ...     loss = (net(torch.ones(4, 2)) - 1).square().mean()
+        ...     loss.backward()
+        ...     optimiser.step()
+        ...     _ = monitor()
+        >>> [record.step for record in monitor.records]
+        [5, 10]
     """
 
     def __init__(
@@ -101,7 +110,7 @@ class Monitor:
         if not isinstance(net, nn.Module):
             raise ModelError(f"Monitor takes the module that is trained, not {type(net).__name__}; pass the nn.Module.")
         if every < 1:
-            raise InputError(f"The monitor is to look every {every} steps; pass every=1 or more.")
+            raise InputError(f"The number of steps between two measurements is {every}; pass every=1 or more.")
         self._net, self._every, self.step, self._columns = unwrapped(net), every, start, columns
         self._output = output
         self._copy: nn.Module | None = None
@@ -117,11 +126,11 @@ class Monitor:
         self._begin()
 
     def _begin(self) -> None:
-        """What is measured at the start."""
+        """Compute the reference quantities at the start."""
         with derivatives(), torch.autocast(flatten(self._x)[1][0].device.type, enabled=False):
             self._tangent = self._model.coordinates(self._x, math.inf, centred=True)
             with torch.no_grad():
-                self._start = self._model(self._x)
+                self._start = check_finite(self._model(self._x), "The output for the probe")
             points = len(flatten(self._x)[1][0])
             self._sketch = self._attempt(
                 lambda: KernelSketch(self._model, self._x, columns=self._columns, batch=max(points, 1))
@@ -130,12 +139,20 @@ class Monitor:
             self._kinked = self._attempt(lambda: activation_stability(self._model, self._x, zeros)) is not None
 
     def __call__(self) -> Record | None:
-        """Counts a step; looks, and returns what it saw, if it is time."""
+        """Count a step, and measure if the step is a multiple of `every`.
+
+        Returns:
+            The record, or `None` if nothing was measured at this step.
+        """
         self.step += 1
         return self.look() if self.step % self._every == 0 else None
 
     def look(self) -> Record:
-        """Compares now, whatever the step."""
+        """Measure now, at any step.
+
+        Returns:
+            The record, which is also appended to `records`.
+        """
         with derivatives(), torch.autocast(flatten(self._x)[1][0].device.type, enabled=False):
             record = self._seen()
         self.records.append(record)
@@ -165,12 +182,12 @@ class Monitor:
         )
 
     def _moves(self) -> tuple[dict[str, Tensor], float]:
-        """v and α with w = w₀ + v/α."""
+        """The coordinates v and the scale α with w = w₀ + v/α."""
         found = {name: p.detach() for name, p in self._net.named_parameters()}
         missing = [name for name in self._model.params if name not in found]
         if missing:
             raise ModelError(
-                f"The net has lost its parameter {missing[0]!r}; make a new monitor after changing layers."
+                f"The network no longer has the parameter {missing[0]!r}; create a new monitor after changing layers."
             )
         studied = {name: self._model.as_studied(name, found[name]) for name in self._model.params}
         if isinstance(self._net, TangentModule):
@@ -178,7 +195,7 @@ class Monitor:
         return {name: studied[name] - w for name, w in self._model.params.items()}, 1.0
 
     def _include_what_moves(self) -> None:
-        """Parameters that were frozen at the start and are trained or have changed since belong to the model now."""
+        """Add the parameters that were frozen at the start and are trained now, or have changed since."""
         if self._copy is None:
             return
         known, start = set(self._model.params), dict(self._copy.named_parameters())
@@ -195,7 +212,7 @@ class Monitor:
 
     @staticmethod
     def _attempt(measure: Callable[[], Any]) -> Any | None:
-        """None where the model has no such thing: no ReLU, or an operation without a forward derivative."""
+        """Measure, and return `None` if the model has no ReLU, or an operation without a forward derivative."""
         try:
             return measure()
         except (LazyscopeError, NotImplementedError):
@@ -210,7 +227,7 @@ def _csv(path: Where | None) -> Sink | None:
 
 
 class _Csv:
-    """Lines appended to a file; each is written in one piece and flushed, and a torn last line is cut off."""
+    """Appends records to a CSV file, one complete line at a time, and removes an incomplete last line."""
 
     def __init__(self, path: Path) -> None:
         self._path, self._names = path, [field.name for field in fields(Record)]
@@ -220,13 +237,15 @@ class _Csv:
             whole = known[: known.rfind(b"\n") + 1]
             header = whole.split(b"\n", 1)[0].decode(errors="replace").strip()
             if header and header != ",".join(self._names):
-                raise StoreError(f"{path} is not a monitor's file (it begins with {header[:60]!r}); name another.")
-            if known != whole:  # what was being written when a process was killed
+                raise StoreError(
+                    f"{path} is not a file of a monitor (it begins with {header[:60]!r}); choose another file."
+                )
+            if known != whole:  # an incomplete line of a process that was killed
                 os.truncate(path, len(whole))
             if not whole:
                 self._append(self._names)
         except OSError as error:
-            raise StoreError(f"The monitor cannot write to {path} ({error.strerror}); name another file.") from error
+            raise StoreError(f"The monitor cannot write to {path} ({error.strerror}); choose another file.") from error
 
     def __call__(self, record: Record) -> None:
         self._append([str(value) for value in asdict(record).values()])
@@ -242,12 +261,14 @@ def _tensorboard(where: Any) -> Sink | None:
     writer: Any = where
     if isinstance(where, str | Path):
         try:
-            from torch.utils.tensorboard import SummaryWriter  # here, as it takes seconds to import
+            from torch.utils.tensorboard import SummaryWriter  # imported here because it takes seconds
         except ImportError as error:
-            raise StoreError("TensorBoard is not installed; pip install tensorboard, or pass csv=… instead.") from error
+            raise StoreError(
+                "TensorBoard is not installed; run pip install tensorboard, or pass csv=… instead."
+            ) from error
         writer = SummaryWriter(str(where))
     elif not isinstance(where, Writer):
-        raise InputError(f"tensorboard={type(where).__name__} is no SummaryWriter; pass one, or a folder.")
+        raise InputError(f"tensorboard is a {type(where).__name__}; pass a SummaryWriter, or a folder.")
 
     def sink(record: Record) -> None:
         values: Mapping[str, float] = asdict(record)
@@ -261,7 +282,7 @@ def _tensorboard(where: Any) -> Sink | None:
 
 
 def read(path: Where) -> list[Record]:
-    """The records of a monitor's CSV file; a torn last line is left out."""
+    """Read the records of a CSV file of a monitor, without an incomplete last line."""
     text = Path(path).read_text(encoding="utf-8")
     rows = list(csv.reader(text[: text.rfind("\n") + 1].splitlines()))
     return [Record(int(row[0]), *map(float, row[1:])) for row in rows[1:]]

@@ -15,7 +15,7 @@ from lazyscope._typing import Inputs, Number, Params
 from lazyscope.ambient import without_autocast
 from lazyscope.errors import InputError
 from lazyscope.flow.base import Observer, Progress, Recording, Trajectory, counted
-from lazyscope.flow.objective import Objective, flat
+from lazyscope.flow.objective import Objective, flat, in_single, in_single_inputs
 from lazyscope.flow.sampler import Sampler
 from lazyscope.labels import Target
 from lazyscope.loss import Loss
@@ -171,7 +171,7 @@ def stochastic_gradient_descent(
         >>> path.status, float(path.loss[-1]) < 1e-6
         (<Status.HORIZON: 'horizon'>, True)
     """
-    model = studied(model)
+    model = in_single(studied(model))
     objective = Objective.of(model, loss, x, y, alpha, centred)
     descent = Descent(objective, lr, steps, momentum, schedule, record, tolerance)
 
@@ -183,7 +183,7 @@ def stochastic_gradient_descent(
         yield first
         for step in itertools.count(1):
             inputs, target = sampler(step, generator)
-            yield first.renewed(model.coordinates(inputs, alpha, centred=centred), target)
+            yield first.renewed(model.coordinates(in_single_inputs(inputs), alpha, centred=centred), target)
 
     return descent.run(objectives(), observe, keep_params, progress)
 

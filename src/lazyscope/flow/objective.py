@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias, final
@@ -15,8 +16,13 @@ from torch.utils import _pytree as pytree
 from lazyscope._typing import Inputs, Number, Params
 from lazyscope.errors import InputError
 from lazyscope.labels import Target
+from lazyscope.linalg.finite import check_finite
 from lazyscope.loss import Loss, Risk
+from lazyscope.model.base import Model
 from lazyscope.model.coordinates import Alpha, Coordinates, Studied, check_alpha
+from lazyscope.model.ensemble import Ensemble
+from lazyscope.model.inputs import changed
+from lazyscope.model.two_layer import TwoLayer
 
 Times: TypeAlias = Tensor | Sequence[Number] | NDArray[Any]
 """The times at which a flow is recorded."""
@@ -38,10 +44,14 @@ class Objective:
         """Check the arguments, and create the objective on the given data."""
         check_alpha(alpha)
         check_inputs(x)
-        coordinates = model.coordinates(x, alpha, centred=centred)
+        coordinates = in_single(model).coordinates(in_single_inputs(x), alpha, centred=centred)
         with torch.no_grad():
             start = coordinates.outputs(coordinates.zeros())
-        return cls(coordinates, loss.risk(start, y, len(coordinates.batch)))
+            objective = cls(coordinates, loss.risk(start, y, len(coordinates.batch)))
+            if not coordinates.batch:  # in a batch, the others go on without the member that overflows
+                check_finite(start, "The output at the start")
+                check_finite(objective.risk(start), "The loss at the start")
+        return objective
 
     def renewed(self, coordinates: Coordinates, target: Target) -> Objective:
         """Create the objective on other samples, whose values are not checked, only their shapes."""
@@ -55,6 +65,31 @@ class Objective:
         """Compute R(y_α(v)) and its gradient with respect to v, for each member."""
         y, pull = self.coordinates.linearise(v)
         return self.risk(y), pull(self.risk.gradient(y) / self.risk.shape[0])
+
+
+_HALVES = (torch.float16, torch.bfloat16)
+
+
+def in_single(model: Studied) -> Studied:
+    """Cast a model with weights in half precision to float32, and return other models as they are.
+
+    The steps of a flow are far smaller than the weights, and would be lost in half precision.
+    """
+    if isinstance(model, Ensemble):
+        members = [in_single(member) for member in model.models]
+        if all(new is old for new, old in zip(members, model.models, strict=True)):
+            return model
+        return Ensemble([each for each in members if isinstance(each, Model)], own_inputs=model.own_inputs)
+    if isinstance(model, Model | TwoLayer):
+        dtypes = {w.dtype for w in model.params.values()}
+        if dtypes & set(_HALVES):
+            return model.to(dtype=functools.reduce(torch.promote_types, dtypes, torch.float32))
+    return model
+
+
+def in_single_inputs(x: Inputs) -> Inputs:
+    """Cast inputs in half precision to float32."""
+    return changed(x, lambda leaf: leaf.float() if leaf.dtype in _HALVES else leaf)
 
 
 def flat(v: Params, batch: tuple[int, ...]) -> Float[Tensor, "*batch p"]:

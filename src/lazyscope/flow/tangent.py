@@ -12,12 +12,12 @@ from torch import Tensor, nn
 
 from lazyscope._typing import Inputs, Number
 from lazyscope.ambient import without_autocast
-from lazyscope.errors import ModelError
 from lazyscope.flow.base import Observer, Progress, Recording, Trajectory
 from lazyscope.flow.objective import Objective, Times, check_times
 from lazyscope.flow.ode import Integration
 from lazyscope.labels import Target
 from lazyscope.linalg.eigen import COPIES
+from lazyscope.linalg.finite import check_finite
 from lazyscope.loss import Loss, Square
 from lazyscope.memory import check_fits
 from lazyscope.model.base import studied
@@ -87,9 +87,7 @@ def tangent_flow(
     recording = Recording(objective, observe, keep_params)
     _check_fits(objective, loss)
     with nullcontext() if progress is None else quiet():
-        kernel = objective.coordinates.kernel().detach()
-        if not bool(kernel.isfinite().all()):
-            raise ModelError("The tangent kernel contains NaN or infinite values; check the model's initialisation.")
+        kernel = check_finite(objective.coordinates.kernel().detach(), "The tangent kernel")
         path = TangentPath(objective, kernel, recording, progress)
         return _follow(loss, path, times, rtol, atol, tolerance)
 

@@ -1,4 +1,4 @@
-"""Linear algebra on operators that are known by their products alone: it knows no networks."""
+"""Matrix-free linear algebra on operators that are given by their products with vectors."""
 
 from lazyscope.linalg.density import SpectralDensity, spectral_density, spectral_measure
 from lazyscope.linalg.eigen import Eigenpairs, eigenpairs, operator_norm, top_eigenpairs

@@ -1,7 +1,7 @@
-"""Symmetric bilinear maps B: Rᵖ × Rᵖ → Rᴺ known by their products, and their norm sup_{|u|=1} |B(u, u)|.
+"""Symmetric bilinear maps B: Rᵖ × Rᵖ → Rᴺ given by their products, and their norm sup_{|u|=1} |B(u, u)|.
 
-By polarisation this is also sup |B(u, v)| over pairs of unit vectors: for fixed g the form gᵀB is symmetric, and
-its largest value on pairs is its largest absolute eigenvalue, which is attained at u = v.
+By polarisation, this is also the supremum of |B(u, v)| over pairs of unit vectors: for fixed g, the form gᵀB is
+symmetric, and its largest value on pairs is its largest absolute eigenvalue, which is attained at u = v.
 """
 
 from __future__ import annotations
@@ -15,31 +15,33 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
+from lazyscope.linalg.finite import check_finite
 from lazyscope.progress import Bar, fallen
 
 _GRID = 64
-"""Angles tried on a great circle: the objective is a trigonometric polynomial of degree 4 on a half turn."""
+"""The number of angles in the search on a great circle, where the objective is a trigonometric polynomial of degree 4.
+"""
 
 _REFRESH = 20
-"""Iterations after which B(u, u), carried along by its recurrence, is computed anew."""
+"""The number of iterations after which B(u, u), which is updated by a recurrence, is computed again."""
 
 _SETTLED = 40
-"""Iterations after which a start that is 5 % below the best is taken for a lower maximum."""
+"""The number of iterations after which a start that is 5 % below the best is considered a lower maximum."""
 
 _NEAR = 1e-3
-"""Residual of a start whose value is known: it is off by about the square of that."""
+"""The residual below which the value of a start is considered known, with an error of about the residual squared."""
 
 _MANY, _FEW, _WORK = 64, 4, 50_000
-"""Starts: as many as `_WORK` numbers hold, between these bounds."""
+"""The maximum and minimum number of starts, and the total number of entries that determines it in between."""
 
 _RACE, _KEPT = 6, 8
-"""Where starts are too large to carry all to the end: after so many iterations, one of so many goes on."""
+"""In large dimensions, the number of iterations for all starts, after which one of `_KEPT` starts continues."""
 
 
 class Bilinear(ABC):
-    """B with B(u, v) = B(v, u), on s pairs at a time.
+    """A bilinear map B with B(u, v) = B(v, u), evaluated on s pairs at a time.
 
-    `shape` is (N, p). A map may differ from one of the s members to the next; then s is fixed.
+    `shape` is (N, p). The map may be different for each of the s members; then s is fixed.
     """
 
     shape: tuple[int, int]
@@ -48,19 +50,20 @@ class Bilinear(ABC):
 
     @abstractmethod
     def pair(self, u: Float[Tensor, "s p"], v: Float[Tensor, "s p"]) -> Float[Tensor, "s N"]:
-        """B(u, v)."""
+        """Compute B(u, v)."""
 
     @abstractmethod
     def contract(self, g: Float[Tensor, "s N"], u: Float[Tensor, "s p"]) -> Float[Tensor, "s p"]:
-        """B(u, ·)ᵀg: the gradient of v ↦ gᵀB(u, v)."""
+        """Compute B(u, ·)ᵀg, the gradient of v ↦ gᵀB(u, v)."""
 
 
 class DenseBilinear(Bilinear):
-    """B as a tensor (N, p, p): the twin of every other one.
+    """A bilinear map given by a tensor of shape (N, p, p).
 
-    >>> form = DenseBilinear(torch.tensor([[[2.0, 0.0], [0.0, -5.0]]], dtype=torch.float64))
-    >>> round(bilinear_norm(form).value, 6)
-    5.0
+    Example:
+        >>> form = DenseBilinear(torch.tensor([[[2.0, 0.0], [0.0, -5.0]]], dtype=torch.float64))
+        >>> round(bilinear_norm(form).value, 6)
+        5.0
     """
 
     def __init__(self, tensor: Float[Tensor, "N p p"]) -> None:
@@ -69,7 +72,7 @@ class DenseBilinear(Bilinear):
         self.dtype, self.device = tensor.dtype, tensor.device
 
     def pair(self, u: Float[Tensor, "s p"], v: Float[Tensor, "s p"]) -> Float[Tensor, "s N"]:
-        half = self.tensor.flatten(0, 1) @ v.T  # (N·p, s): one matrix product; einsum takes ten times as long
+        half = self.tensor.flatten(0, 1) @ v.T  # (N·p, s); one matrix product, ten times as fast as einsum
         return (half.view(*self.shape, -1) * u.T).sum(1).T
 
     def contract(self, g: Float[Tensor, "s N"], u: Float[Tensor, "s p"]) -> Float[Tensor, "s p"]:
@@ -79,34 +82,41 @@ class DenseBilinear(Bilinear):
 
 @dataclass(frozen=True)
 class Ascent:
-    """Stationary points of |B(u, u)| on the unit sphere, one a start.
+    """Stationary points of |B(u, u)| on the unit sphere, one for each start.
 
-    There B(u, ·)ᵀg = |B(u, u)| u with g = B(u, u)/|B(u, u)|; `residuals` are what is left of it, relatively. The value
-    is off by about the square of that.
+    At a stationary point, B(u, ·)ᵀg = |B(u, u)| u with g = B(u, u)/|B(u, u)|.
     """
 
     values: Float[Tensor, " s"]
+    """The values |B(u, u)|, with a relative error of about the residual squared."""
     directions: Float[Tensor, "s p"]
+    """The unit vectors u."""
     residuals: Float[Tensor, " s"]
+    """The relative residuals of the equation above."""
     converged: Bool[Tensor, " s"]
+    """Whether the residuals are within the tolerance."""
     iterations: int
+    """The number of iterations."""
 
 
 @dataclass(frozen=True)
 class BilinearNorm:
-    """sup |B(u, u)| as the best of several ascents: attained at `direction`, so never too large.
-
-    `agreeing` of `starts` ended at this value (to 0.1 %). `status`: converged, or horizon where the best one had not
-    come to rest.
-    """
+    """The supremum of |B(u, u)| over unit vectors, as the best of several ascents."""
 
     value: float
+    """The largest value found. It is attained at `direction`, so it is a lower bound on the supremum."""
     direction: Float[Tensor, " p"]
+    """The unit vector at which the value is attained."""
     residual: float
+    """The relative residual at `direction`."""
     status: str
+    """"converged", or "horizon" if the best ascent did not converge within the iterations."""
     starts: int
+    """The number of starts."""
     agreeing: int
+    """The number of ascents that ended within 0.1 % of the value."""
     iterations: int
+    """The number of iterations."""
 
 
 def bilinear_norm(
@@ -117,20 +127,20 @@ def bilinear_norm(
     iterations: int = 300,
     seed: int = 0,
 ) -> BilinearNorm:
-    """sup_{|u|=1} |B(u, u)| by ascent from `starts` random directions.
+    """Compute the norm sup_{|u|=1} |B(u, u)| by ascent from random directions.
 
-    In large dimensions a start costs as much as a training step each time, and only those that lead after a few
-    iterations are followed to the end; `agreeing` then counts among them.
+    In large dimensions, each iteration of a start costs as much as a training step, and only the starts with the
+    largest values after a few iterations are continued; `agreeing` then counts among these.
 
     Args:
-        form: B.
-        starts: The number of random directions to start from; 4 to 64, fewer in large dimensions, unless given.
-        tolerance: The residual at which an ascent ends: 10⁻³ in float32, 10⁻⁷ in float64, unless given.
-        iterations: The largest number of iterations.
-        seed: Of the random directions.
+        form: The bilinear map B.
+        starts: The number of random starts. `None` uses 4 to 64, and fewer in large dimensions.
+        tolerance: The residual at which an ascent stops. `None` uses 10⁻³ in float32 and 10⁻⁷ in float64.
+        iterations: The maximum number of iterations.
+        seed: The seed of the random directions.
 
     Returns:
-        The largest value found, where it is attained, and how the search ended.
+        The largest value found, the direction at which it is attained, and the status of the search.
     """
     _, p = form.shape
     count = min(_MANY, max(_FEW, _WORK // p)) if starts is None else starts
@@ -140,7 +150,7 @@ def bilinear_norm(
     with Bar("search for the largest second derivative", total=1.0) as bar:
         if _MANY * p > _WORK and count > 1:
             kept = -(-count // _KEPT)
-            share = _RACE * count / (_RACE * count + _SETTLED * kept)  # of the time, about
+            share = _RACE * count / (_RACE * count + _SETTLED * kept)  # the approximate fraction of the time
             race = ascend(
                 form,
                 start,
@@ -179,22 +189,22 @@ def ascend(
     iterations: int = 300,
     report: Callable[[float], None] | None = None,
 ) -> Ascent:
-    """Maximises |B(u, u)| on the unit sphere by conjugate gradients, all starts at once.
+    """Maximise |B(u, u)| on the unit sphere by conjugate gradients, for all starts at once.
 
     The power iteration for such forms needs a shift to be monotone (Kolda and Mayo, 2011), which makes it slow. Here
-    each step goes to the exact maximum on the great circle through u along the direction d, where B(u cos θ + d sin θ)
-    is known from three products: monotone without a shift. No library has this; SciPy's and torch's optimisers
-    know neither the sphere nor the exact search.
+    each step moves to the maximum on the great circle through u in the direction d, on which B(u cos θ + d sin θ) is
+    determined by three products. This is monotone without a shift. The optimisers of SciPy and torch support neither
+    the sphere nor this line search.
 
     Args:
-        form: B.
-        start: Directions to start from, one per row.
-        tolerance: The residual at which an ascent ends: 10⁻³ in float32, 10⁻⁷ in float64, unless given.
-        iterations: The largest number of iterations.
-        report: Called with the share of the way that is done, about, from 0 to 1, after every iteration.
+        form: The bilinear map B.
+        start: The starting directions, one per row.
+        tolerance: The residual at which an ascent stops. `None` uses 10⁻³ in float32 and 10⁻⁷ in float64.
+        iterations: The maximum number of iterations.
+        report: A callback that receives the approximate completed fraction, from 0 to 1, after every iteration.
 
     Returns:
-        Where each start ended.
+        The end point of each start.
     """
     tolerance = (1e-7 if form.dtype == torch.float64 else 1e-3) if tolerance is None else tolerance
     u = start / start.norm(dim=1, keepdim=True)
@@ -207,9 +217,9 @@ def ascend(
         image = form.contract(here / value.clamp(min=_tiny(value))[:, None], u)
         gradient = image - _along(image, u) * u
         residual = gradient.norm(dim=1) / value.clamp(min=_tiny(value))
-        residual = residual.masked_fill(value == 0, 0)  # B = 0: every u is a maximum
+        residual = residual.masked_fill(value == 0, 0)  # if B = 0, every u is a maximum
         ended = residual <= tolerance
-        if iteration >= _SETTLED:  # not waited for: those far below by now, and the last digits of all but the best
+        if iteration >= _SETTLED:  # do not wait for starts far below the best, nor for the last digits of the others
             ended = ended | (value < 0.95 * value.max()) | ((residual <= _NEAR) & (value < value.max()))
         if report is not None:
             best = float(residual[value.argmax()])
@@ -217,17 +227,17 @@ def ascend(
             report(far)
         if iteration == iterations or bool(ended.all()):
             break
-        # Polak and Ribière's weight, not below 0; `direction` and `slope` were carried along to this u.
+        # The Polak-Ribière weight, at least 0; `direction` and `slope` were transported to this u.
         change = (gradient * (gradient - slope)).sum(1) / slope.square().sum(1).clamp(min=_tiny(value))
         direction = gradient + change.clamp(min=0)[:, None] * direction
         direction = direction - _along(direction, u) * u
         uphill = (direction * gradient).sum(1, keepdim=True) > 0
         direction = torch.where(uphill, direction, gradient)
         length = direction.norm(dim=1, keepdim=True)
-        # A start that rests is left there: what is left of its gradient is rounding, and may underflow.
+        # A converged start does not move, since its gradient is rounding error and may underflow.
         moving = (residual > torch.finfo(value.dtype).eps)[:, None]
         d = torch.where(moving, direction / length.clamp(min=_tiny(value)), 0)
-        d = d - _along(d, u) * u  # again: of a small direction rounding leaves a part along u
+        d = d - _along(d, u) * u  # project again, since rounding leaves a component of a small direction along u
         d = d / d.norm(dim=1, keepdim=True).clamp(min=0.5)
         across, there = form.pair(u, d), form.pair(d, d)
         cos, sin = _highest(here, across, there)
@@ -235,7 +245,7 @@ def ascend(
         u, d = cos * u + sin * d, cos * d - sin * u
         u = u / u.norm(dim=1, keepdim=True)
         direction, slope = length * d, gradient - _along(gradient, u) * u
-    value = form.pair(u, u).norm(dim=1)  # as it is, not as it was carried along
+    value = check_finite(form.pair(u, u).norm(dim=1), "The second derivative")  # as it is, not as it was carried along
     return Ascent(value.double(), u, residual.double(), residual <= tolerance, iteration)
 
 
@@ -244,15 +254,15 @@ def _tiny(like: Tensor) -> float:
 
 
 def _along(vector: Tensor, u: Tensor) -> Tensor:
-    """The component along u, (s, 1)."""
+    """The component along u, of shape (s, 1)."""
     return (vector * u).sum(1, keepdim=True)
 
 
 def _highest(a: Tensor, b: Tensor, c: Tensor) -> tuple[Tensor, Tensor]:
-    """cos and sin of the θ that maximises |a cos²θ + 2b cos θ sin θ + c sin²θ|², each (s, 1).
+    """The cosine and sine of the θ that maximises |a cos²θ + 2b cos θ sin θ + c sin²θ|², each of shape (s, 1).
 
-    With double and fourfold angles this is p₂ cos 2θ + q₂ sin 2θ + p₄ cos 4θ + q₄ sin 4θ + constant; the best angle of
-    a grid is polished by Newton's method.
+    With double and fourfold angles, this is p₂ cos 2θ + q₂ sin 2θ + p₄ cos 4θ + q₄ sin 4θ + constant. The best angle of
+    a grid is refined by Newton's method.
     """
     dtype, a, b, c = a.dtype, a.double(), b.double(), c.double()
     aa, bb, cc, ab, bc, ac = ((left * right).sum(1) for left, right in ((a, a), (b, b), (c, c), (a, b), (b, c), (a, c)))
@@ -270,6 +280,6 @@ def _highest(a: Tensor, b: Tensor, c: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _height(weights: tuple[Tensor, ...], theta: Tensor) -> Tensor:
-    """The sum of these waves at angles (s, m)."""
+    """Evaluate this trigonometric polynomial at angles of shape (s, m)."""
     waves = (2 * theta).cos(), (2 * theta).sin(), (4 * theta).cos(), (4 * theta).sin()
     return sum((k[:, None] * w for k, w in zip(weights, waves, strict=True)), torch.zeros_like(theta))

@@ -1,7 +1,7 @@
-"""The density of eigenvalues by stochastic Lanczos quadrature: the shape of a spectrum too large to compute.
+"""The density of eigenvalues by stochastic Lanczos quadrature, for operators too large to diagonalise.
 
-Written here, because curvlinops gives the density smoothed on a grid, without nodes and weights (no exact moments, no
-errors), from a Lanczos that loses orthogonality, and asks for torchvision.
+The implementation in curvlinops only returns the density smoothed on a grid, without nodes and weights (and thus
+without moments and errors), its Lanczos iteration loses orthogonality, and it requires torchvision.
 """
 
 from __future__ import annotations
@@ -20,41 +20,83 @@ from lazyscope.progress import track
 
 @dataclass(frozen=True)
 class SpectralDensity:
-    """φ = (1/probes) Σ_p Σ_j weight_pj δ(node_pj) ≈ Σ_i δ(λᵢ), a measure of mass N = `size`.
+    """An approximation φ = (1/probes) Σ_p Σ_j weight_pj δ(node_pj) of the density of eigenvalues Σ_i δ(λᵢ).
 
-    With `steps` Lanczos steps each probe z gives the Gauss quadrature of its own spectral measure:
-    ∫ t^q dφ is the mean of zᵀK^q z, exactly for q < 2·steps, so Hutchinson's estimate of tr K^q.
+    With `steps` Lanczos steps, each probe z gives the Gauss quadrature of its spectral measure. For q < 2·steps,
+    ∫ t^q dφ is the mean of zᵀK^q z to rounding, which is Hutchinson's estimate of tr K^q.
     """
 
     nodes: Float[Tensor, "probes steps"]
+    """The quadrature nodes of each probe."""
     weights: Float[Tensor, "probes steps"]
+    """The quadrature weights of each probe."""
     size: int
+    """The number of eigenvalues N, the total mass of φ."""
 
     def integrate(self, values: Float[Tensor, "probes steps"]) -> tuple[float, float]:
-        """∫ f dφ from the values f(nodes), with its standard error over the probes."""
+        """Compute ∫ f dφ.
+
+        Args:
+            values: The values f(nodes), of the shape of `nodes`.
+
+        Returns:
+            The integral, and its standard error over the probes.
+        """
         samples = (values * self.weights).sum(1)
         probes = len(samples)
         return float(samples.mean()), float(samples.std()) / math.sqrt(probes) if probes > 1 else math.inf
 
     def moment(self, power: int) -> tuple[float, float]:
-        """tr K^power and its standard error."""
+        """Estimate tr K^power.
+
+        Args:
+            power: The exponent.
+
+        Returns:
+            The estimate and its standard error.
+        """
         return self.integrate(self.nodes**power)
 
     def above(self, threshold: float) -> tuple[float, float]:
-        """How many eigenvalues exceed the threshold, and the standard error."""
+        """Estimate the number of eigenvalues above a threshold.
+
+        Args:
+            threshold: The threshold.
+
+        Returns:
+            The estimate and its standard error.
+        """
         return self.integrate((self.nodes > threshold).double())
 
     def smooth(self, at: Float[Tensor, " points"], width: float) -> Float[Tensor, " points"]:
-        """The density at given points, each node a Gaussian of this width; it integrates to N over the line."""
+        """Compute a smooth density, with a Gaussian at each node, which integrates to N.
+
+        Args:
+            at: The points at which to evaluate the density.
+            width: The standard deviation of the Gaussians.
+
+        Returns:
+            The density at these points.
+        """
         bumps = torch.exp(-0.5 * ((at[:, None, None] - self.nodes) / width) ** 2) / (width * math.sqrt(2 * math.pi))
         return (bumps * self.weights).sum(-1).mean(-1)
 
 
 def spectral_density(operator: Symmetric, *, probes: int = 10, steps: int = 60, seed: int = 0) -> SpectralDensity:
-    """Stochastic Lanczos quadrature (Ubaru, Chen and Saad, 2017): `steps` products with `probes` columns.
+    """Approximate the density of eigenvalues by stochastic Lanczos quadrature (Ubaru, Chen and Saad, 2017).
 
-    All probes go in step, so an operator that reads its matrix from disk reads it once a step. The basis is kept in
-    float64 and orthogonalised in full, twice: without it Lanczos finds copies of the large eigenvalues.
+    All probes share one product per step, so an operator that reads its matrix from disk reads it once per step. The
+    basis is stored in float64 and fully orthogonalised, twice; otherwise the Lanczos iteration finds copies of the
+    large eigenvalues.
+
+    Args:
+        operator: The symmetric operator K.
+        probes: The number of random vectors, the columns of each product.
+        steps: The number of Lanczos steps, and thus of products.
+        seed: The seed of the random vectors.
+
+    Returns:
+        The density, with quadrature nodes and weights for each probe.
     """
     size = operator.shape[0]
     nodes, weights = _quadrature(operator, signs(size, probes, seed, operator).double() / math.sqrt(size), steps)
@@ -62,9 +104,18 @@ def spectral_density(operator: Symmetric, *, probes: int = 10, steps: int = 60, 
 
 
 def spectral_measure(operator: Symmetric, vector: Float[Tensor, " N"], *, steps: int = 60) -> SpectralDensity:
-    """Σ_i (vᵢᵀb)² δ(λᵢ), how a vector b spreads over the eigenvalues, by Lanczos from b: ∫ f dφ = bᵀf(K)b.
+    """Approximate the spectral measure Σ_i (vᵢᵀb)² δ(λᵢ) of a vector b by Lanczos iterations from b.
 
-    One probe, so no standard errors; exact once `steps` reaches the number of distinct eigenvalues that b has parts in.
+    The measure satisfies ∫ f dφ = bᵀf(K)b. There is only one probe, so there are no standard errors. The result is
+    correct to rounding once `steps` is the number of distinct eigenvalues whose eigenspaces b has components in.
+
+    Args:
+        operator: The symmetric operator K.
+        vector: The vector b.
+        steps: The number of Lanczos steps, and thus of products.
+
+    Returns:
+        The measure, with total mass |b|².
     """
     mass = float(vector.double().square().sum())
     nodes, weights = _quadrature(operator, (vector.double() / math.sqrt(mass))[:, None], steps)
@@ -72,7 +123,7 @@ def spectral_measure(operator: Symmetric, vector: Float[Tensor, " N"], *, steps:
 
 
 def _quadrature(operator: Symmetric, z: Float[Tensor, "N probes"], steps: int) -> tuple[Tensor, Tensor]:
-    """The Gauss nodes and weights of the spectral measure of each unit column, (probes, steps)."""
+    """Compute the Gauss nodes and weights of the spectral measure of each unit column, of shape (probes, steps)."""
     size, probes = z.shape
     steps = min(steps, size)
     basis = z.new_zeros(steps, size, probes)
@@ -87,7 +138,7 @@ def _quadrature(operator: Symmetric, z: Float[Tensor, "N probes"], steps: int) -
             product = product - torch.einsum("sNp,sp->Np", known, torch.einsum("sNp,Np->sp", known, product))
         norm = product.norm(dim=0)
         scale = torch.maximum(scale, torch.maximum(diagonal[:, step].abs(), norm))
-        # An invariant subspace: the probe's measure is exhausted. Zero vectors give nodes without weight from here on.
+        # In an invariant subspace, the quadrature is complete. Zero vectors give nodes without weight from here on.
         alive = norm > 1e-13 * scale
         beside[:, step] = torch.where(alive, norm, 0)
         z = torch.where(alive, product / norm.clamp(min=torch.finfo(norm.dtype).tiny), 0)

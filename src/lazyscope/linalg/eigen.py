@@ -1,4 +1,4 @@
-"""Eigenpairs of symmetric operators: all of a matrix, the top ones of anything with products."""
+"""Eigenpairs of symmetric operators: all eigenpairs of a dense matrix, or the largest ones of an operator."""
 
 from __future__ import annotations
 
@@ -11,40 +11,47 @@ from jaxtyping import Float
 from torch import Tensor
 
 from lazyscope.errors import LazyscopeError
+from lazyscope.linalg.finite import check_finite
 from lazyscope.linalg.operator import Operator, Symmetric
 from lazyscope.memory import check_fits
 from lazyscope.progress import Bar
 
 COPIES = 5
-"""Float64 matrices that `eigenpairs` holds at its peak beside the one that is given, measured: the symmetric part, the
-vectors, and twice as much that LAPACK works on."""
+"""The measured peak number of float64 matrices in `eigenpairs`, in addition to its argument.
 
-LEFT_OUT = "take fewer points, or the largest eigenvalues alone, by products (top_eigenpairs, or spectrum with top=…)"
+These are the symmetric part, the eigenvectors and the workspace of LAPACK.
+"""
+
+LEFT_OUT = "use fewer points, or compute only the largest eigenvalues (top_eigenpairs, or spectrum with top=…)"
 
 
 @dataclass(frozen=True)
 class Eigenpairs:
-    """Kvᵢ = λᵢvᵢ with λ₁ ≥ λ₂ ≥ …, the vectors orthonormal columns, and what is left of each equation, ‖Kvᵢ - λᵢvᵢ‖."""
+    """Eigenpairs Kvᵢ = λᵢvᵢ of a symmetric operator."""
 
     values: Float[Tensor, " count"]
+    """The eigenvalues λ₁ ≥ λ₂ ≥ …"""
     vectors: Float[Tensor, "N count"]
+    """The eigenvectors vᵢ as orthonormal columns."""
     residuals: Float[Tensor, " count"]
+    """The residuals ‖Kvᵢ - λᵢvᵢ‖."""
 
 
 def eigenpairs(matrix: Float[Tensor, "N N"]) -> Eigenpairs:
-    """All eigenpairs of a symmetric matrix, in float64, descending.
+    """Compute all eigenpairs of a symmetric matrix in float64, in descending order.
 
     Args:
-        matrix: The matrix; of one that is symmetric to rounding only, the symmetric part is taken.
+        matrix: The symmetric matrix. If it is only symmetric to rounding, its symmetric part is used.
 
     Returns:
         The eigenvalues, the eigenvectors and the residuals.
 
     Raises:
-        InputError: If the memory does not hold what the decomposition needs.
+        InputError: If there is not enough memory for the decomposition.
 
-    >>> eigenpairs(torch.tensor([[2.0, 0.0], [0.0, 3.0]])).values
-    tensor([3., 2.], dtype=torch.float64)
+    Example:
+        >>> eigenpairs(torch.tensor([[2.0, 0.0], [0.0, 3.0]])).values
+        tensor([3., 2.], dtype=torch.float64)
     """
     size = len(matrix)
     check_fits(
@@ -70,33 +77,36 @@ def top_eigenpairs(
     iterations: int | None = None,
     title: str = "top eigenvalues",
 ) -> Eigenpairs:
-    """The `count` largest eigenpairs by implicitly restarted Lanczos (ARPACK), in about a few times `count` products.
+    """Compute the largest eigenpairs by the implicitly restarted Lanczos method (ARPACK).
+
+    The number of products is typically a few times `count`.
 
     Args:
-        operator: The operator, of N rows.
-        count: How many eigenpairs, fewer than N; for all of them, take `eigenpairs(operator.to_dense())`.
-        tolerance: A bound on residual/eigenvalue: 10⁻⁵ where products are float32 (they carry no more), 10⁻¹⁰ in
-            float64, unless given.
-        seed: Of the vector that Lanczos starts from.
-        iterations: How often it may start again (ARPACK's own limit unless given).
-        title: What the line of progress says; the time left is a guess there, since the number of products is not known
-            before.
+        operator: The symmetric operator, with N rows.
+        count: The number of eigenpairs, less than N. For all eigenpairs, use `eigenpairs(operator.to_dense())`.
+        tolerance: The bound on residual/eigenvalue. `None` uses 10⁻⁵ for products in float32, which are not more
+            precise, and 10⁻¹⁰ in float64.
+        seed: The seed of the starting vector.
+        iterations: The maximum number of restarts. `None` uses the default of ARPACK.
+        title: The title of the progress bar. Its remaining time is a guess, since the number of products is not known
+            in advance.
 
     Returns:
         The eigenvalues, the eigenvectors and the residuals.
 
     Raises:
-        LazyscopeError: If there are not so many eigenpairs, or they were not found within the iterations.
+        LazyscopeError: If `count` is not less than N, or the iteration does not converge.
     """
     size = operator.shape[0]
     if not 0 < count < size:
         raise LazyscopeError(
-            f"Lanczos gives 1 to {size - 1} eigenpairs of this operator, not {count}; use the dense form."
+            f"The Lanczos method computes 1 to {size - 1} eigenpairs of this operator, and count is {count}; use"
+            " eigenpairs(operator.to_dense()) for all of them."
         )
     if tolerance is None:
         tolerance = 1e-10 if operator.dtype == torch.float64 else 1e-5
-    start = np.random.default_rng(seed).standard_normal(size)  # ARPACK's own start is not reproducible
-    basis = min(size, max(2 * count + 1, 20))  # what ARPACK holds; each restart fills it up again
+    start = np.random.default_rng(seed).standard_normal(size)  # the default start of ARPACK is not reproducible
+    basis = min(size, max(2 * count + 1, 20))  # the basis of ARPACK, which each restart fills again
     with Bar(title, basis + _RESTARTS * (basis - count) + count) as bar:
         from scipy.sparse.linalg import ArpackNoConvergence, eigsh  # imported here because it takes 0.2 s
 
@@ -105,8 +115,8 @@ def top_eigenpairs(
             values, vectors = eigsh(scipy, count, which="LA", v0=start, tol=tolerance, maxiter=iterations)
         except ArpackNoConvergence as error:
             raise LazyscopeError(
-                f"Lanczos found {len(error.eigenvalues)} of {count} eigenpairs within its iterations; raise `tolerance`"
-                " or `iterations`, or ask for fewer."
+                f"The Lanczos method found {len(error.eigenvalues)} of {count} eigenpairs within its iterations;"
+                " increase `tolerance` or `iterations`, or reduce `count`."
             ) from error
         values, vectors = values[::-1].copy(), vectors[:, ::-1].copy()
         residuals = np.linalg.norm(scipy.matmat(vectors) - vectors * values, axis=0)
@@ -114,19 +124,22 @@ def top_eigenpairs(
 
 
 _RESTARTS = 1
-"""Of Lanczos, as a first guess: tangent kernels of an MLP, a CNN and a transformer took 0.1 to 1.8 of them for their
-top eigenvalue and their top ten, and up to 3.5 for fifty."""
+"""A first guess for the number of restarts.
+
+Tangent kernels of an MLP, a CNN and a transformer took 0.1 to 1.8 restarts for the largest eigenvalue and for the ten
+largest ones, and up to 3.5 restarts for fifty.
+"""
 
 
 class _Counted(Symmetric):
-    """An operator whose products advance a bar; where they are more than was expected, so is the total."""
+    """An operator whose products advance a progress bar, and increase its total if there are more than expected."""
 
     def __init__(self, operator: Symmetric, bar: Bar, more: int) -> None:
         self._operator, self._bar, self._more = operator, bar, more
         self.shape, self.dtype, self.device = operator.shape, operator.dtype, operator.device
 
     def matmat(self, u: Float[Tensor, "columns m"]) -> Float[Tensor, "rows m"]:
-        image = self._operator.matmat(u)
+        image = check_finite(self._operator.matmat(u), "A product with the operator")
         self._bar.advance(u.shape[1])
         if self._bar.total is not None and self._bar.done >= self._bar.total:
             self._bar.total += self._more
@@ -136,20 +149,23 @@ class _Counted(Symmetric):
 def operator_norm(
     operator: Operator, *, tolerance: float | None = None, seed: int = 0, title: str = "operator norm"
 ) -> float:
-    """‖A‖ = max |Au|/|u|, the root of the top eigenvalue of AᵀA or AAᵀ, the smaller of the two.
+    """Compute the operator norm ‖A‖ = max |Au|/|u|.
+
+    It is the square root of the largest eigenvalue of AᵀA or AAᵀ, whichever is smaller.
 
     Args:
-        operator: A.
-        tolerance: As in `top_eigenpairs`, for the square of the norm.
-        seed: Of the vector that Lanczos starts from.
-        title: What the line of progress says.
+        operator: The operator A.
+        tolerance: The tolerance of `top_eigenpairs`, which applies to the square of the norm.
+        seed: The seed of the starting vector.
+        title: The title of the progress bar.
 
     Returns:
         The norm.
 
-    >>> from lazyscope.linalg.operator import Dense
-    >>> round(operator_norm(Dense(torch.tensor([[3.0, 0.0], [0.0, 4.0], [0.0, 0.0]]))), 4)
-    4.0
+    Example:
+        >>> from lazyscope.linalg.operator import Dense
+        >>> round(operator_norm(Dense(torch.tensor([[3.0, 0.0], [0.0, 4.0], [0.0, 0.0]]))), 4)
+        4.0
     """
     gram = Gram(operator)
     if gram.shape[0] == 1:
@@ -158,7 +174,7 @@ def operator_norm(
 
 
 class Gram(Symmetric):
-    """AᵀA where A has fewer columns than rows, else AAᵀ: both have the squared singular values of A."""
+    """The operator AᵀA if A has fewer columns than rows, otherwise AAᵀ; both have the squared singular values of A."""
 
     def __init__(self, operator: Operator) -> None:
         self._operator = operator

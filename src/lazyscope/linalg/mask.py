@@ -1,4 +1,4 @@
-"""Maps of which some rows are left out: set to zero, so that norms are those of the rows that are kept."""
+"""Linear and bilinear maps with some rows set to zero, so that norms are those of the remaining rows."""
 
 from __future__ import annotations
 
@@ -13,16 +13,17 @@ from lazyscope.linalg.operator import Operator
 
 @final
 class KeptRows(Operator):
-    """MA for an operator A and the diagonal M of 0 and 1.
+    """The operator MA for an operator A and a diagonal matrix M of zeros and ones.
 
     Args:
-        operator: A.
-        kept: The diagonal of M.
+        operator: The operator A.
+        kept: The diagonal of M, True for the rows to keep.
 
-    >>> import torch
-    >>> from lazyscope.linalg.operator import Dense
-    >>> KeptRows(Dense(torch.ones(2, 3)), torch.tensor([True, False])) @ torch.ones(3)
-    tensor([3., 0.])
+    Example:
+        >>> import torch
+        >>> from lazyscope.linalg.operator import Dense
+        >>> KeptRows(Dense(torch.ones(2, 3)), torch.tensor([True, False])) @ torch.ones(3)
+        tensor([3., 0.])
     """
 
     def __init__(self, operator: Operator, kept: Bool[Tensor, " rows"]) -> None:
@@ -41,11 +42,11 @@ class KeptRows(Operator):
 
 @final
 class KeptValues(Bilinear):
-    """MB(u, v) for a bilinear map B and the diagonal M of 0 and 1.
+    """The bilinear map MB(u, v) for a bilinear map B and a diagonal matrix M of zeros and ones.
 
     Args:
-        form: B.
-        kept: The diagonal of M.
+        form: The bilinear map B.
+        kept: The diagonal of M, True for the values to keep.
     """
 
     def __init__(self, form: Bilinear, kept: Bool[Tensor, " N"]) -> None:

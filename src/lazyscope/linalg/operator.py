@@ -1,4 +1,4 @@
-"""A linear map known by its products, u ↦ Au and v ↦ Aᵀv, and its dense twin."""
+"""Linear operators, given by their products u ↦ Au and v ↦ Aᵀv."""
 
 from __future__ import annotations
 
@@ -14,33 +14,71 @@ from lazyscope.errors import InputError
 
 
 class Operator(ABC):
-    """A: R^columns → R^rows, by its products with the columns of a matrix.
-
-    `shape` is (rows, columns); vectors come and go in `dtype` on `device`.
-    """
+    """A linear operator A: R^columns → R^rows, given by its products with the columns of a matrix."""
 
     shape: tuple[int, int]
+    """The shape (rows, columns)."""
     dtype: torch.dtype
+    """The dtype of the vectors that the operator takes and returns."""
     device: torch.device
+    """The device of these vectors."""
 
     @abstractmethod
     def matmat(self, u: Float[Tensor, "columns m"]) -> Float[Tensor, "rows m"]:
-        """AU, column by column."""
+        """Compute AU.
+
+        Args:
+            u: The matrix U, of shape (columns, m).
+
+        Returns:
+            The product, of shape (rows, m).
+        """
 
     @abstractmethod
     def rmatmat(self, v: Float[Tensor, "rows m"]) -> Float[Tensor, "columns m"]:
-        """AᵀV, column by column."""
+        """Compute AᵀV.
+
+        Args:
+            v: The matrix V, of shape (rows, m).
+
+        Returns:
+            The product, of shape (columns, m).
+        """
 
     def matvec(self, u: Float[Tensor, " columns"]) -> Float[Tensor, " rows"]:
-        """Au."""
+        """Compute Au.
+
+        Args:
+            u: The vector u, of shape (columns,).
+
+        Returns:
+            The product, of shape (rows,).
+        """
         return self.matmat(u[:, None])[:, 0]
 
     def rmatvec(self, v: Float[Tensor, " rows"]) -> Float[Tensor, " columns"]:
-        """Aᵀv."""
+        """Compute Aᵀv.
+
+        Args:
+            v: The vector v, of shape (rows,).
+
+        Returns:
+            The product, of shape (columns,).
+        """
         return self.rmatmat(v[:, None])[:, 0]
 
     def __matmul__(self, u: Tensor) -> Tensor:
-        """Au for a vector, AU for a matrix of columns."""
+        """Compute Au for a vector u, or AU for a matrix U.
+
+        Args:
+            u: The vector or matrix, in the dtype and on the device of the operator.
+
+        Returns:
+            The product.
+
+        Raises:
+            InputError: If the shape, dtype or device does not match.
+        """
         if u.ndim not in (1, 2) or u.shape[0] != self.shape[1]:
             raise InputError(
                 f"An operator of shape {self.shape} takes vectors of {self.shape[1]} numbers or matrices of such"
@@ -48,17 +86,20 @@ class Operator(ABC):
             )
         if u.dtype != self.dtype or u.device != self.device:
             raise InputError(
-                f"The operator is in {self.dtype} on {self.device} and the vector in {u.dtype} on {u.device}; pass"
+                f"The operator is {self.dtype} on {self.device}, and the vector is {u.dtype} on {u.device}; pass"
                 f" u.to({str(self.device)!r}, {self.dtype})."
             )
         return self.matvec(u) if u.ndim == 1 else self.matmat(u)
 
     def to_dense(self) -> Float[Tensor, "rows columns"]:
-        """A as a matrix."""
+        """Return A as a dense matrix, of shape (rows, columns)."""
         return self.matmat(torch.eye(self.shape[1], dtype=self.dtype, device=self.device))
 
     def to_scipy(self) -> Any:
-        """A for SciPy's solvers: vectors are NumPy's, in float64, the products in this operator's own dtype."""
+        """Return A as a SciPy `LinearOperator`.
+
+        Its vectors are NumPy arrays in float64; the products are computed in the dtype of this operator.
+        """
 
         def lifted(u: np.ndarray) -> Tensor:
             return torch.from_numpy(np.ascontiguousarray(u)).to(self.device, self.dtype)
@@ -79,17 +120,21 @@ class Operator(ABC):
 
 
 class Symmetric(Operator):
-    """A = Aᵀ."""
+    """A symmetric operator, A = Aᵀ."""
 
     def rmatmat(self, v: Float[Tensor, "rows m"]) -> Float[Tensor, "columns m"]:
         return self.matmat(v)
 
 
 class Dense(Operator):
-    """A matrix as an operator: the twin of every other one.
+    """A dense matrix as an operator.
 
-    >>> Dense(torch.ones(2, 3)) @ torch.ones(3)
-    tensor([3., 3.])
+    Args:
+        matrix: The matrix, of shape (rows, columns).
+
+    Example:
+        >>> Dense(torch.ones(2, 3)) @ torch.ones(3)
+        tensor([3., 3.])
     """
 
     def __init__(self, matrix: Float[Tensor, "rows columns"]) -> None:

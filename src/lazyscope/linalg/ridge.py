@@ -1,8 +1,8 @@
-"""Ridge regression on features too many to hold, or on few, with the ridge chosen on rows held out.
+"""Ridge regression in kernel form for many features, or in feature form for few, with the ridge chosen by validation.
 
-Minimises Σ_i |f(x_i) - y_i|² + λs‖w‖², f(x) = ȳ + ⟨w, φ(x)⟩. In kernel form w = Φᵀc and (K + λsI)c = y - ȳ with
-K = ΦΦᵀ; in feature form (ΦᵀΦ + λsI)w = Φᵀ(y - ȳ). Both give the same f. λ counts in units of s = tr(K)/n, so that it
-means the same for all sizes and scales of features.
+The fit minimises Σ_i |f(x_i) - y_i|² + λs‖w‖², f(x) = ȳ + ⟨w, φ(x)⟩. In kernel form, w = Φᵀc and (K + λsI)c = y - ȳ
+with K = ΦΦᵀ; in feature form, (ΦᵀΦ + λsI)w = Φᵀ(y - ȳ). Both give the same f. The ridge λ is in units of s = tr(K)/n,
+which makes it independent of the number of rows and of the scale of the features.
 """
 
 from __future__ import annotations
@@ -21,31 +21,44 @@ from lazyscope.linalg.solve import conjugate_gradients
 from lazyscope.progress import track
 
 RIDGES = tuple(10.0**k for k in range(-7, 1))
-"""The λ to choose from, unless said."""
+"""The default values of λ to choose from."""
 
 HELD_OUT = 0.1
-"""The part of the training rows on which λ is chosen."""
+"""The fraction of the training rows on which λ is chosen."""
 
 Error: TypeAlias = Callable[[Tensor, Tensor], Tensor]
-"""(outputs, targets) ↦ what the choice of λ minimises."""
+"""A function from (outputs, targets) to the error that the choice of λ minimises."""
 
 
 @final
 @dataclass(frozen=True)
 class Ridge:
-    """A fit: its λ, the error of every λ on the rows held out, and its outputs on all rows, seen or not."""
+    """A fit of ridge regression."""
 
     ridge: float
+    """The ridge λ that was chosen."""
     errors: dict[float, float]
+    """The error of every λ on the validation rows."""
     outputs: Float[Tensor, "n outputs"]
+    """The outputs of the fit on all rows, with or without targets."""
 
 
 def gram(blocks: Iterable[Float[Tensor, "n _"]]) -> Float[Tensor, "n n"]:
-    """K = Σ_B Φ_B Φ_Bᵀ over blocks of features, of which one is held at a time.
+    """Compute K = Σ_B Φ_B Φ_Bᵀ over blocks of features, with one block in memory at a time.
 
-    >>> gram([torch.ones(2, 1), torch.tensor([[1.0, 0.0], [0.0, 1.0]])])
-    tensor([[2., 1.],
-            [1., 2.]])
+    Args:
+        blocks: The blocks of features, each with n rows.
+
+    Returns:
+        The kernel, of shape (n, n).
+
+    Raises:
+        InputError: If there are no blocks.
+
+    Example:
+        >>> gram([torch.ones(2, 1), torch.tensor([[1.0, 0.0], [0.0, 1.0]])])
+        tensor([[2., 1.],
+                [1., 2.]])
     """
     kernel: Tensor | None = None
     for block in track(blocks, "kernel of the features"):
@@ -53,27 +66,38 @@ def gram(blocks: Iterable[Float[Tensor, "n _"]]) -> Float[Tensor, "n n"]:
             kernel = block.new_zeros(len(block), len(block))
         kernel.addmm_(block, block.T)
     if kernel is None:
-        raise InputError("There are no features to take a kernel of; pass at least one block.")
+        raise InputError("There are no features to compute a kernel from; pass at least one block.")
     return kernel
 
 
 def gaussian(kernel: Float[Tensor, "n n"], train: int, width: float | int = 1.0) -> Float[Tensor, "n n"]:
-    """exp(-‖φ_i - φ_j‖²/(width·s)) from K = ΦΦᵀ, in the memory of K; s is the mean of ‖φ_i - φ_j‖² over training rows.
+    """Compute the Gaussian kernel exp(-‖φ_i - φ_j‖²/(width·s)) from K = ΦΦᵀ, in place.
 
-    >>> gaussian(torch.tensor([[1.0, 0.0], [0.0, 1.0]]), train=2)
-    tensor([[1.0000, 0.3679],
-            [0.3679, 1.0000]])
+    s is the mean of ‖φ_i - φ_j‖² over pairs of training rows.
+
+    Args:
+        kernel: The kernel K, which is overwritten.
+        train: The number of training rows, which come first.
+        width: The width of the Gaussian, in units of s.
+
+    Returns:
+        The Gaussian kernel, in the memory of `kernel`.
+
+    Example:
+        >>> gaussian(torch.tensor([[1.0, 0.0], [0.0, 1.0]]), train=2)
+        tensor([[1.0000, 0.3679],
+                [0.3679, 1.0000]])
     """
     squares = kernel.diagonal().clone()
     kernel.mul_(-2).add_(squares[:, None]).add_(squares)
-    mean = kernel[:train, :train].mean() * train / max(train - 1, 1)  # of pairs, without those of a row with itself
+    mean = kernel[:train, :train].mean() * train / max(train - 1, 1)  # over pairs of different rows
     kernel.mul_(-1 / (width * mean)).exp_()
     kernel.diagonal().fill_(1)
     return kernel
 
 
 def mean_square(outputs: Tensor, targets: Tensor) -> Tensor:
-    """(1/n)Σ|f - y|²."""
+    """Compute (1/n)Σ|f - y|²."""
     return (outputs - targets).square().sum(-1).mean()
 
 
@@ -84,9 +108,22 @@ def kernel_ridge(
     ridges: Sequence[float | int] = RIDGES,
     error: Error = mean_square,
 ) -> Ridge:
-    """The fit to the first rows, for which y has targets; best when features had mean 0 on them.
+    """Fit ridge regression in kernel form to the first rows of a kernel, for which `y` has targets.
 
-    The last tenth of the training rows is held out to choose λ (rows must come in random order), then all are fitted.
+    The last tenth of the training rows is used to choose λ, so the rows must be in random order; then all training rows
+    are fitted. The features should have mean 0 over the training rows.
+
+    Args:
+        kernel: The kernel of all rows, of shape (n, n).
+        y: The targets of the first rows.
+        ridges: The values of λ to choose from.
+        error: The error that the choice of λ minimises.
+
+    Returns:
+        The fit.
+
+    Raises:
+        InputError: If the shapes, dtypes or devices do not match, or a ridge is not positive.
     """
     _check(kernel, y, ridges)
 
@@ -105,7 +142,22 @@ def feature_ridge(
     ridges: Sequence[float | int] = RIDGES,
     error: Error = mean_square,
 ) -> Ridge:
-    """As `kernel_ridge` of ΦΦᵀ, for features that are fewer than the rows: a system of their number."""
+    """Fit ridge regression in feature form, with the result of `kernel_ridge` for ΦΦᵀ.
+
+    This is faster if there are fewer features than rows, since the linear system has one row per feature.
+
+    Args:
+        features: The features Φ of all rows, of shape (n, d).
+        y: The targets of the first rows.
+        ridges: The values of λ to choose from.
+        error: The error that the choice of λ minimises.
+
+    Returns:
+        The fit.
+
+    Raises:
+        InputError: If the shapes, dtypes or devices do not match, or a ridge is not positive.
+    """
     _check(features, y, ridges)
     normal: dict[int, Tensor] = {}
 
@@ -121,11 +173,12 @@ def feature_ridge(
 
 
 def solve(matrix: Float[Tensor, "n n"], b: Float[Tensor, "n m"], shift: float) -> Float64[Tensor, "n m"]:
-    """(A + shift·I)⁻¹b by Cholesky in float64; by conjugate gradients where that has no room or A is not positive.
+    """Compute (A + shift·I)⁻¹b by a Cholesky decomposition in float64, or by conjugate gradients if that fails.
 
-    A float32 kernel of n rows has a condition of up to n/λ, beyond what a float32 factor bears, while its own rounding
-    is spread over all directions and small beside the shift. Conjugate gradients that end early, as they may for tiny
-    ridges, leave a smoother solution.
+    The decomposition fails if there is not enough memory or the matrix is not positive definite. A float32 kernel of n
+    rows has a condition number of up to n/λ, too large for a decomposition in float32, whereas the rounding of the
+    kernel itself is spread over all directions and small compared with the shift. Conjugate gradients that stop early,
+    which may happen for very small ridges, give a smoother solution.
     """
     try:
         shifted = matrix.to(torch.float64, copy=True)
@@ -140,16 +193,16 @@ def solve(matrix: Float[Tensor, "n n"], b: Float[Tensor, "n m"], shift: float) -
 
 
 def _product(rows: Float[Tensor, "n p"], coefficients: Float64[Tensor, "p m"]) -> Float[Tensor, "n m"]:
-    """In float64, some rows at a time: kernel coefficients are of the order of 1/λ, and their terms cancel."""
+    """Multiply in float64, some rows at a time, since coefficients are of order 1/λ and the terms cancel."""
     return torch.cat([part.double() @ coefficients for part in rows.split(4096)]).to(rows.dtype)
 
 
 _ITERATIONS = 500
-"""Of conjugate gradients: a minute for 50 000 rows on a GPU."""
+"""The maximum number of iterations of conjugate gradients, a minute for 50 000 rows on a GPU."""
 
 
 class _Matrix(Symmetric):
-    """A symmetric matrix, by its products."""
+    """A symmetric matrix as an operator."""
 
     def __init__(self, matrix: Float[Tensor, "n n"]) -> None:
         self.matrix = matrix
@@ -161,14 +214,14 @@ class _Matrix(Symmetric):
 
 
 def _chosen(fit: Callable[[int, float], Tensor], y: Tensor, ridges: Sequence[float | int], error: Error) -> Ridge:
-    """The fit with the λ of least error on the last rows that have targets."""
+    """Fit with the λ that has the smallest error on the last rows that have targets."""
     train = len(y)
     kept = train - max(1, round(HELD_OUT * train))
     errors: dict[float, float] = {}
-    # One λ needs no choice, and no rows to make it on.
+    # With one λ there is nothing to choose, so no validation rows are needed.
     for ridge in track(ridges if len(ridges) > 1 else (), "ridge regression"):
         errors[float(ridge)] = float(error(fit(kept, float(ridge))[kept:train], y[kept:]))
-    # NaN, from a λ that is too small for the precision, never wins.
+    # NaN, from a λ that is too small for the precision, is never chosen.
     best = (
         min(errors, key=lambda ridge: (errors[ridge] != errors[ridge], errors[ridge])) if errors else float(ridges[0])
     )
@@ -178,11 +231,12 @@ def _chosen(fit: Callable[[int, float], Tensor], y: Tensor, ridges: Sequence[flo
 def _check(rows: Tensor, y: Tensor, ridges: Sequence[float | int]) -> None:
     if not 2 <= len(y) <= len(rows):
         raise InputError(
-            f"There are {len(y)} targets for {len(rows)} rows; pass targets of the first rows, of two at least."
+            f"There are {len(y)} targets for {len(rows)} rows; pass targets for the first rows, for at least two."
         )
     if rows.dtype != y.dtype or rows.device != y.device:
         raise InputError(
-            f"The rows are {rows.dtype} on {rows.device}, the targets {y.dtype} on {y.device}; bring both together."
+            f"The rows are {rows.dtype} on {rows.device}, and the targets are {y.dtype} on {y.device}; convert one to"
+            " match the other."
         )
     if not ridges or not all(0 < ridge < float("inf") for ridge in ridges):
         raise InputError(f"The ridges to choose from are {tuple(ridges)}; pass positive, finite numbers.")

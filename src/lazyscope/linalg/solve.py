@@ -1,4 +1,4 @@
-"""Systems (K + shift·I)x = b by conjugate gradients, all right-hand sides together."""
+"""Conjugate gradients for linear systems (K + shift·I)x = b with several right-hand sides."""
 
 from __future__ import annotations
 
@@ -15,33 +15,39 @@ from lazyscope.progress import Bar, fallen
 
 @dataclass(frozen=True)
 class Solution:
-    """x, what is left of each column's equation, ‖b - Ax‖/‖b‖, and whether all are within tolerance."""
+    """The solution of a linear system Ax = b."""
 
     x: Tensor
+    """The solution, in the shape of b."""
     residuals: Float[Tensor, " columns"]
+    """The relative residual ‖b - Ax‖/‖b‖ of each column."""
     iterations: int
+    """The number of iterations."""
     converged: bool
+    """Whether all columns are within the tolerance, up to the rounding of the recurrence."""
 
 
 def conjugate_gradients(
     operator: Symmetric, b: Any, *, shift: float = 0.0, tolerance: float | None = None, iterations: int | None = None
 ) -> Solution:
-    """x with (K + shift·I)x = b for a vector or columns b, K symmetric and positive semi-definite.
+    """Solve (K + shift·I)x = b by conjugate gradients, for a symmetric positive semi-definite operator K.
 
-    Each column has its own step lengths; all share one product with K per iteration, so a kernel on disk is read once
-    for all of them. The recurrence is kept in float64. Few iterations suffice for eigenvalues in clusters, √condition
-    in general: a shift helps. Not converging is a result, not an error: see `converged` and `residuals`, which come
-    from a last product.
+    All columns of b share one product with K per iteration, so a kernel on disk is read once for all of them; the step
+    lengths are those of each column. The recurrence is in float64. The number of iterations is of the order of the
+    square root of the condition number, which a shift reduces, and is smaller for clustered eigenvalues. The function
+    returns even if the iteration does not converge; `converged` and `residuals`, computed by a last product, report
+    this.
 
     Args:
-        operator: K.
-        b: The right-hand side, (N,), or several as columns, (N, m): a tensor, or an array or nested list of numbers.
-        shift: What is added to the diagonal of K.
-        tolerance: Of ‖b - Ax‖/‖b‖: 10⁻⁴ where products are float32, 10⁻¹⁰ in float64, unless given.
-        iterations: The largest number of iterations, 10N unless given.
+        operator: The operator K, with N rows.
+        b: The right-hand side of shape (N,), or m right-hand sides as columns (N, m), as a tensor, an array or a nested
+            list of numbers.
+        shift: The number added to the diagonal of K.
+        tolerance: The tolerance on ‖b - Ax‖/‖b‖. `None` uses 10⁻⁴ for products in float32 and 10⁻¹⁰ in float64.
+        iterations: The maximum number of iterations. `None` uses 10N.
 
     Returns:
-        x in the shape of b, with the residual of each column.
+        The solution, with the residual of each column.
     """
     if tolerance is None:
         tolerance = 1e-10 if operator.dtype == torch.float64 else 1e-4
@@ -63,7 +69,7 @@ def conjugate_gradients(
         while count < limit and bool((square > target).any()):
             image = product(direction)
             curvature = (direction * image).sum(0)
-            # A column that is done, or has left the cone where K is positive, stands still.
+            # A column that has converged, or whose direction has no positive curvature, does not change.
             moving = (square > target) & (curvature > 0)
             if not bool(moving.any()):
                 break
@@ -73,10 +79,10 @@ def conjugate_gradients(
             previous, square = square, residual.square().sum(0)
             direction = residual + torch.where(moving, square / torch.where(moving, previous, 1), 0) * direction
             count += 1
-            left = tolerance * float((square / target).nan_to_num().max()) ** 0.5  # of the worst column, ‖b - Ax‖/‖b‖
+            left = tolerance * float((square / target).nan_to_num().max()) ** 0.5  # ‖b - Ax‖/‖b‖ of the worst column
             bar.reach(max(bar.done, count / limit, fallen(left, tolerance)))
     norms = rhs.norm(dim=0)
     left = (rhs - product(x)).norm(dim=0) / torch.where(norms > 0, norms, 1)
-    # The recurrence drifts from the true residual by rounding; a factor of ten tells that from failure.
+    # Rounding makes the recurrence deviate from the true residual; a factor of ten distinguishes this from failure.
     converged = bool((left <= 10 * tolerance).all())
     return Solution(x if b.ndim > 1 else x[:, 0], left, count, converged)

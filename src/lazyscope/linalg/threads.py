@@ -1,4 +1,4 @@
-"""One thread for loops of small steps, where waiting for a second one costs more than it computes."""
+"""A single thread for loops of small steps, where synchronisation with a second thread costs more than it saves."""
 
 from __future__ import annotations
 
@@ -8,17 +8,21 @@ from contextlib import contextmanager
 import torch
 
 SMALL = 1 << 19
-"""Numbers that a step computes. Below this a second thread saves little on an idle machine, and on a busy one each of a
-step's thirty operations waits until the other thread gets a core: steps of 3·10⁴ numbers took 20 times as long."""
+"""The size of a step, in numbers computed, below which one thread is used.
+
+Below it, a second thread saves little on an idle machine. On a busy machine, each of about thirty operations per step
+waits until the other thread gets a core; steps of 3·10⁴ numbers took 20 times as long.
+"""
 
 
 @contextmanager
 def threads_for(numbers: int) -> Iterator[None]:
-    """One torch thread inside if a step computes fewer than `SMALL` numbers; as before afterwards.
+    """Use one torch thread within the context if a step computes fewer than `SMALL` numbers.
 
-    >>> with threads_for(1000):
-    ...     torch.get_num_threads()
-    1
+    Example:
+        >>> with threads_for(1000):
+        ...     torch.get_num_threads()
+        1
     """
     before = torch.get_num_threads()
     if numbers >= SMALL or before == 1:

@@ -1,4 +1,4 @@
-"""Hutchinson's estimate of a trace from a few products."""
+"""Hutchinson's estimate of the trace of an operator from a few products."""
 
 from __future__ import annotations
 
@@ -14,24 +14,37 @@ from lazyscope.progress import Bar
 
 @dataclass(frozen=True)
 class Estimate:
-    """A mean over independent probes, and its standard error."""
+    """An estimate with its standard error."""
 
     value: float
+    """The estimate, a mean over independent probes."""
     error: float
+    """The standard error of the mean."""
 
 
 def signs(size: int, count: int, seed: int, like: Operator) -> Float[Tensor, "size count"]:
-    """Random ±1, the probes of least variance; drawn on the CPU, so that every device gets the same."""
+    """Draw random signs, the probes of smallest variance; they are drawn on the CPU and do not depend on the device."""
     random = torch.Generator().manual_seed(seed)
     return (torch.randint(0, 2, (size, count), generator=random, device="cpu") * 2 - 1).to(like.device, like.dtype)
 
 
 def trace(operator: Operator, *, probes: int = 32, seed: int = 0) -> Estimate:
-    """tr A ≈ mean of zᵀAz over random signs z (Hutchinson, 1990); the variance is 2(‖A‖_F² - Σ Aᵢᵢ²)/probes if A = Aᵀ.
+    """Estimate the trace of an operator as the mean of zᵀAz over random signs z (Hutchinson, 1990).
 
-    >>> from lazyscope.linalg.operator import Dense
-    >>> trace(Dense(torch.diag(torch.arange(4.0))))  # exact for a diagonal
-    Estimate(value=6.0, error=0.0)
+    If A is symmetric, the variance is 2(‖A‖_F² - Σ Aᵢᵢ²)/probes.
+
+    Args:
+        operator: The square operator A.
+        probes: The number of random vectors z.
+        seed: The seed of the random vectors.
+
+    Returns:
+        The estimate with its standard error.
+
+    Example:
+        >>> from lazyscope.linalg.operator import Dense
+        >>> trace(Dense(torch.diag(torch.arange(4.0))))  # a diagonal matrix has no variance
+        Estimate(value=6.0, error=0.0)
     """
     z = signs(operator.shape[0], probes, seed, operator)
     with Bar("trace"):

@@ -8,7 +8,6 @@ graph, and the kernel between two kinds is computed from the features of both.
 from __future__ import annotations
 
 import contextlib
-import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -18,6 +17,7 @@ from torch import Tensor
 from lazyscope._typing import Inputs
 from lazyscope.ambient import derivatives, exact_convolutions
 from lazyscope.errors import ModelError
+from lazyscope.linalg.finite import check_finite
 from lazyscope.model.base import Model, flatten
 from lazyscope.model.increment import Captured
 from lazyscope.model.increment.program import widened
@@ -74,11 +74,8 @@ class Assembly:
             for number, one in enumerate(rows):
                 for two in rows[number:] if x2 is None else columns:
                     self._add(result, one, two, x2 is None, bar)
-        if not all(_is_finite(kernel) for kernel in result.values()):
-            raise ModelError(
-                f"The kernel contains NaN or infinite values because gradients overflow in {like.dtype}; rescale the"
-                " inputs or the weights, or compute in float64."
-            )
+        for kernel in result.values():
+            check_finite(kernel, "The kernel")
         self._compare(rows[0], x2 is None, result)
         return {name: self._readout.finish(kernel, rows[0].circuit.k) for name, kernel in result.items()}
 
@@ -197,11 +194,6 @@ class Assembly:
                 circuit = Circuit(graph, model, Circuit(widened(graph), model.double()))
             self._circuits[captured] = circuit
         return self._circuits[captured]
-
-
-def _is_finite(kernel: Tensor) -> bool:
-    """Whether all entries are finite; they are only checked one by one if their sum is not finite."""
-    return math.isfinite(float(kernel.sum())) or bool(kernel.isfinite().all())
 
 
 def _features(part: Part, rows: slice, cotangents: Tensor, budget: Budget) -> Features:

@@ -7,6 +7,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from lazyscope._typing import Inputs
+from lazyscope.linalg.finite import check_finite
 from lazyscope.linalg.operator import Symmetric
 from lazyscope.model.base import Model
 from lazyscope.model.jacobian import JacobianOperator
@@ -42,7 +43,8 @@ class TangentOperator(Symmetric):
         self.dtype, self.device = self.jacobian.dtype, self.jacobian.device
 
     def matmat(self, u: Float[Tensor, "columns m"]) -> Float[Tensor, "rows m"]:
-        return torch.stack([self.jacobian.push_forward(self.jacobian.pull_back(column)) for column in u.T], 1)
+        columns = [self.jacobian.push_forward(self.jacobian.pull_back(column)) for column in u.T]
+        return check_finite(torch.stack(columns, 1), "The product with the kernel")
 
     def to_dense(self) -> Float[Tensor, "rows columns"]:
         together = coupling(self.jacobian.model, self._x) is not Coupling.NONE

@@ -11,6 +11,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from lazyscope.linalg.finite import check_finite
 from lazyscope.memory import Memory, check_fits, default_memory, parse_memory
 from lazyscope.progress import track
 
@@ -42,6 +43,7 @@ def by_blocks(
 
     Raises:
         InputError: If the kernel itself does not fit into memory.
+        ModelError: If it overflows.
     """
     n1, n2 = len(x1), len(x1 if x2 is None else x2)
     bound = parse_memory(memory) or default_memory(x1.device, DEFAULT)
@@ -62,7 +64,7 @@ def by_blocks(
             kernel[i, j] = part
             if x2 is None:
                 kernel[j, i] = part.T
-    return _joined(parts, rows, columns) if kernel is None else kernel
+    return check_finite(_joined(parts, rows, columns) if kernel is None else kernel, f"The {title}")
 
 
 def _joined(parts: dict[tuple[int, int], Tensor], rows: list[slice], columns: list[slice]) -> Tensor:

@@ -17,13 +17,17 @@ from lazyscope._typing import Inputs, Number
 from lazyscope.ambient import full_precision, without_autocast
 from lazyscope.errors import InputError, LazyscopeError, ModelError, ScaleError
 from lazyscope.labels import Classes, Target, as_target, check_classes
-from lazyscope.linalg.bilinear import Bilinear, BilinearNorm, bilinear_norm
+from lazyscope.linalg.bilinear import BilinearNorm, bilinear_norm
 from lazyscope.linalg.eigen import operator_norm
+from lazyscope.linalg.finite import check_finite
 from lazyscope.linalg.mask import KeptRows, KeptValues
 from lazyscope.linalg.operator import Operator
 from lazyscope.model.base import Model
-from lazyscope.model.jacobian import JacobianOperator, SecondDerivative
+from lazyscope.model.differences import second_derivative
+from lazyscope.model.inputs import changed
+from lazyscope.model.jacobian import JacobianOperator
 from lazyscope.model.neuron_curvature import curvature_norm, kinked
+from lazyscope.model.samples import Coupling, coupling
 from lazyscope.model.two_layer import TwoLayer
 from lazyscope.notices import notify
 from lazyscope.progress import Bar
@@ -55,6 +59,54 @@ class RelativeScale:
     """The search for ‖D²h(w₀)‖: its residual, its status, and the number of starts that agree."""
     notice: str = ""
     """A notice if the model has kinks, for instance from ReLU."""
+
+    @classmethod
+    def assembled(
+        cls,
+        outputs: Tensor,
+        target: Tensor,
+        kept: Tensor | None,
+        jacobian: float,
+        search: BilinearNorm,
+        *,
+        searched: int | None = None,
+        notice: str = "",
+    ) -> RelativeScale:
+        """Build the inverse relative scale from Euclidean norms over n points, which are √n times those of L².
+
+        Args:
+            outputs: The initial outputs h(w₀), of shape `(n, …)`.
+            target: The targets y*, of the same shape.
+            kept: Which outputs count; `None` if all do.
+            jacobian: The Euclidean operator norm of Dh(w₀) on all points.
+            search: The search for the Euclidean norm of D²h(w₀).
+            searched: The number of points of that search, the first ones; `None` means all of them.
+            notice: A notice about the second derivative.
+
+        Returns:
+            The inverse relative scale with its factors.
+
+        Raises:
+            ModelError: If Dh(w₀) = 0.
+        """
+        if not jacobian > 0:
+            raise ModelError(
+                "Dh(w₀) = 0: no output changes with the weights, so κ is not defined; use another initialisation."
+            )
+        outputs, target = outputs.detach().double(), target.double()
+        count, some = len(outputs), len(outputs) if searched is None else searched
+        if kept is not None:
+            counted = kept.reshape(len(kept), -1).any(1)
+            outputs, count, some = outputs * kept, int(counted.sum()), int(counted[:some].sum())
+        return cls(
+            initial=float(outputs.norm()) / math.sqrt(count),
+            target=float(target.norm()) / math.sqrt(count),
+            overlap=float((outputs * target).sum()) / count,
+            jacobian_norm=jacobian / math.sqrt(count),
+            hessian_norm=search.value / math.sqrt(some),
+            search=search,
+            notice=notice,
+        )
 
     @property
     def residual(self) -> float:
@@ -201,15 +253,22 @@ def relative_scale(
     model = Model.of(model)
     jacobian = JacobianOperator(model, x, batch=batch)
     with torch.no_grad():
-        outputs = torch.cat([model(part) for part in jacobian.batches])
+        outputs = check_finite(torch.cat([model(part) for part in jacobian.batches]), "The output at w₀")
     target, kept = _as_outputs(y, outputs, ignore_index)
     rows: Operator = jacobian if kept is None else KeptRows(jacobian, kept.flatten())
     norm = operator_norm(rows, seed=seed, title="‖Dh‖")
     with Bar("second derivative"):
-        form: Bilinear = SecondDerivative(model, x, batch=batch).compact()
+        make, by_differences = second_derivative(model, _few(model, x), batch=batch)
+        form = make(x)
     form = form if kept is None else KeptValues(form, kept.flatten())
     search = bilinear_norm(form, starts=starts, tolerance=tolerance, iterations=iterations, seed=seed)
-    return _assembled(outputs, target, kept, norm, search, _notice(model, jacobian.batches[:2]))
+    notice = " ".join(filter(None, [_warned(_notice(model, jacobian.batches[:2])), by_differences]))
+    return RelativeScale.assembled(outputs, target, kept, norm, search, notice=notice)
+
+
+def _few(model: Model, x: Inputs) -> Inputs:
+    """The first two samples, or all of them if they depend on each other."""
+    return changed(x, lambda t: t[:2]) if coupling(model, x) is Coupling.NONE else x
 
 
 def _of_two_layer(net: TwoLayer, x: Tensor, y: Target, ignore_index: int | None, seed: int) -> RelativeScale:
@@ -218,7 +277,8 @@ def _of_two_layer(net: TwoLayer, x: Tensor, y: Target, ignore_index: int | None,
     outputs = exact(x.double())
     target, kept = _as_outputs(y, outputs, ignore_index)
     top = torch.linalg.eigvalsh(exact.coordinates(x.double(), centred=True).kernel())[-1]
-    return _assembled(outputs, target, kept, math.sqrt(float(top)), search, _NOTICE if kinked(net) else "")
+    notice = _warned(_NOTICE if kinked(net) else "")
+    return RelativeScale.assembled(outputs, target, kept, math.sqrt(float(top)), search, notice=notice)
 
 
 _NOTICE = (
@@ -238,30 +298,11 @@ def _notice(model: Model, x: Inputs) -> str:
         return _UNKNOWN
 
 
-def _assembled(
-    outputs: Tensor, y: Tensor, kept: Tensor | None, jacobian: float, search: BilinearNorm, notice: str
-) -> RelativeScale:
-    """Build the result from Euclidean norms over the n points, which are √n times those of F."""
-    outputs, y = outputs.detach().double(), y.double()
-    count = len(outputs)
-    if kept is not None:
-        outputs, count = outputs * kept, int(kept.flatten(1).any(1).sum())
-    root = math.sqrt(count)
-    if not jacobian > 0:
-        raise ModelError(
-            "Dh(w₀) = 0: no output changes with the weights, so κ is not defined; use another initialisation."
-        )
+def _warned(notice: str) -> str:
+    """Issue a notice about kinks as a warning, too."""
     if notice:
         notify(notice, KinkWarning, stacklevel=5)  # beyond both decorators
-    return RelativeScale(
-        initial=float(outputs.norm()) / root,
-        target=float(y.norm()) / root,
-        overlap=float((outputs * y).sum()) / root**2,
-        jacobian_norm=jacobian / root,
-        hessian_norm=search.value / root,
-        search=search,
-        notice=notice,
-    )
+    return notice
 
 
 def _as_outputs(y: Target, outputs: Tensor, ignore_index: int | None) -> tuple[Tensor, Tensor | None]:

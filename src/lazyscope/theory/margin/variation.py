@@ -1,4 +1,4 @@
-"""The maximum margin in variation norm over ReLU neurons (F₁ of talk 004, "Implicit bias of two-layer networks").
+"""The max margin in variation norm over ReLU neurons (F₁ of talk 004, "Implicit bias of two-layer neural networks").
 
 γ₁ is the maximum over ‖ν‖_TV ≤ 1 of min_i y_i ∫ relu(θ·x_i) dν(θ), where ν is a signed measure on the unit sphere of
 the input space. This is a linear program with a column for each θ. Its dual is the minimum over p in the simplex of the
