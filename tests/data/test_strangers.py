@@ -280,7 +280,7 @@ def test_an_npz_is_measured_before_it_is_unpacked(tmp_path: Path) -> None:
         struct.pack("<II", len(head.getvalue()), door.LARGEST + 1),
     )
     path.write_bytes(claimed)
-    with at_most(MIB), pytest.raises(DataError, match=r"unpacks to 2\.0 GiB, and at most 2 GiB are read; write fewer"):
+    with at_most(MIB), pytest.raises(DataError, match=r"unpacks to 2\.0 GiB, but at most 2 GiB are read; write fewer"):
         door._data(str(path), 0)
 
 

@@ -102,7 +102,7 @@ def test_the_verdict_has_words_evidence_and_a_remedy(grid: dict[tuple[float, int
     diverged = judge(report.scale, [replace(report.courses[0], status="diverged")], report.tangents)
     assert diverged.word is Word.UNSTABLE
     hardly = replace(report.courses[0], loss=tuple(1.0 for _ in report.courses[0].loss))
-    assert "hardly fallen" in judge(report.scale, [hardly], report.tangents).sentence
+    assert "barely decreased" in judge(report.scale, [hardly], report.tangents).sentence
     risen = replace(hardly, loss=(*hardly.loss[:-1], 1.5))
     sentence = judge(report.scale, [risen], report.tangents).sentence
     assert all(words in sentence for words in ("rose to 150", "above its start"))

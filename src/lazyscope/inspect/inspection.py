@@ -119,8 +119,9 @@ def _inspected(
     notes += studied.notes
     if studied.n < studied.given:
         notes.append(
-            f"{studied.n} of the {studied.given} points were drawn (seed {seed}), so that their kernel, with {studied.k}"
-            " outputs per point, fits into memory. All measurements are on these points. Pass points=… to use more."
+            f"{studied.n} of the {studied.given} points were drawn (seed {seed}), so that their kernel, with"
+            f" {studied.k} outputs per point, is not too large."
+            " All results are for these points. Pass points=… to use more."
         )
     stages.begin("the tangent kernel", 0.2)
     kernel = kernel_of(studied, budget, notes)

@@ -1,4 +1,4 @@
-"""What is compared before and after at a few moments of the training: kernel, features, activations, weights."""
+"""Measurement of how far the weights, the kernel, the features and the activations have changed during training."""
 
 from __future__ import annotations
 
@@ -19,13 +19,21 @@ from lazyscope.model.base import Model, flatten, plain_kernels, unflatten
 from lazyscope.tangent import tangent_kernel
 
 POINTS = 32
-"""On which kernels and features are compared; a kernel at each moment is the dearest part."""
+"""The number of points on which kernels and features are compared. Computing kernels is the most expensive part."""
 
 
 @final
 @dataclass(frozen=True)
 class Drift:
-    """How far training has come at a step, relative to the start; None where the model has no such thing."""
+    """The changes since the start of training, at one step.
+
+    Args:
+        step: The step.
+        weights: ‖w - w₀‖/‖w₀‖.
+        kernel: ‖K - K₀‖/‖K₀‖.
+        features: ‖φ - φ₀‖/‖φ₀‖ of the inputs φ of the last layer, or None if they could not be determined.
+        activations: The share of ReLUs in the same state as at the start, or None if the model has no ReLU.
+    """
 
     step: int
     weights: float
@@ -36,14 +44,19 @@ class Drift:
 
 @final
 class Probe:
-    """Measures the drift at v, of a model scaled by α."""
+    """A function that measures the changes since the start of training.
+
+    Args:
+        subject: The model with its data and loss.
+        notes: A list to which notes for the report are added.
+    """
 
     def __init__(self, subject: Subject, notes: list[str]) -> None:
         self._model = subject.model
         self._x, _ = subject.fewer(min(POINTS, subject.n))
         count = min(POINTS, subject.n)
         if count < subject.n:
-            notes.append(f"Drifts of kernel, features and activations are measured on {count} of the points.")
+            notes.append(f"The changes of kernel, features and activations are measured on {count} of the points.")
         try:
             self._kernel: Tensor | KernelSketch = self._trace(self._model)
         except LazyscopeError:
@@ -51,16 +64,25 @@ class Probe:
         self._features = None if subject.net is None else Features.of(subject.net, self._x)
         self._start = None if self._features is None else self._features(self._model.params, self._x)
         if self._features is None:
-            notes.append("Features could not be told apart from outputs: the drift of features is left out.")
+            notes.append("The features could not be determined, so their change is not reported.")
         self._kinked = True
         try:
             self._activations({name: torch.zeros_like(w) for name, w in self._model.params.items()}, 1.0)
         except ModelError:
             self._kinked = False
-            notes.append("The model has no ReLU, so there is no activation pattern to compare.")
+            notes.append("The model has no ReLU, so activation patterns are not compared.")
 
     def __call__(self, step: int, v: Params, alpha: float) -> Drift:
-        """The drift at w₀ + v/α."""
+        """Measure the changes at the weights w₀ + v/α.
+
+        Args:
+            step: The step, which is stored in the result.
+            v: The increment.
+            alpha: The scale α.
+
+        Returns:
+            The changes.
+        """
         w = moved(self._model, v, alpha)
         return Drift(
             step,
@@ -91,14 +113,27 @@ class Probe:
 
 @final
 class Features:
-    """What enters the last layer with weights of its own that the forward comes to: h's features, in float64."""
+    """The features of a module: the inputs of the last layer with parameters in the forward pass, in float64.
+
+    Args:
+        net: The module.
+        layer: The name of the layer.
+    """
 
     def __init__(self, net: nn.Module, layer: str) -> None:
         self._net, self._layer = twin(net).requires_grad_(False), layer
 
     @classmethod
     def of(cls, net: nn.Module, x: Inputs) -> Features | None:
-        """The features of a module, or nothing where its layers are not called on plain tensors."""
+        """Find the features of a module.
+
+        Args:
+            net: The module.
+            x: The inputs.
+
+        Returns:
+            The features, or None if the layers of the module are not called with plain tensors.
+        """
         seen: list[str] = []
         wide = twin(net)
         for name, module in wide.named_modules():
@@ -111,11 +146,19 @@ class Features:
             if found is not None:
                 found(dict(twin(net).named_parameters()), x)
         except (RuntimeError, TypeError, AttributeError):
-            return None  # hooks saw no plain tensor: derivatives inside the forward, or keyword inputs
+            return None  # the hooks received no plain tensor, for example because of derivatives in the forward pass
         return found
 
     def __call__(self, params: Params, x: Inputs) -> Float[Tensor, " numbers"]:
-        """φ(w) on x, flattened."""
+        """Compute the features.
+
+        Args:
+            params: The weights.
+            x: The inputs.
+
+        Returns:
+            The features as a vector.
+        """
         caught: list[Tensor] = []
         module = self._net.get_submodule(self._layer)
 
@@ -128,7 +171,7 @@ class Features:
                 weights = {name: w.double() for name, w in params.items()}
                 torch.func.functional_call(self._net, weights, *_arguments(x))
             whole = torch.cat(caught)
-            whole.sum().item()  # a tensor of a transform that has ended has no numbers
+            whole.sum().item()  # raises if the tensor belongs to a function transform that has ended
         finally:
             handle.remove()
         return whole

@@ -14,6 +14,7 @@ from lazyscope._typing import Inputs, Params
 from lazyscope.errors import InputError, ModelError
 from lazyscope.inspect.budget import Budget, draw, first
 from lazyscope.labels import as_target, check_classes
+from lazyscope.linalg.finite import check_finite
 from lazyscope.loss import CrossEntropy, Loss, Risk, Square
 from lazyscope.model.base import Model, check_inputs, flatten, unflatten
 from lazyscope.model.coordinates import Alpha, Coordinates, Studied, check_alpha
@@ -159,8 +160,7 @@ def subject(net: Any, x: Inputs, y: Any, loss: Any, budget: Budget, seed: int) -
         x, y = draw(x, y, budget.size(given, k, device), seed)
     with torch.no_grad():
         start = model(x).detach()
-    if not bool(start.isfinite().all()):
-        raise ModelError("The outputs at w₀ contain NaN or infinity; check the initialisation, or compute in float64.")
+    check_finite(start, "The output at w₀")
     if start.ndim == 0 or len(start) != len(y):
         raise ModelError(
             f"The model returns outputs of shape {tuple(start.shape)} for {len(y)} samples; return one row for each."

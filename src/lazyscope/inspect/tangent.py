@@ -93,7 +93,7 @@ class Tangent:
             Reading("largest eigenvalue λ₁", self.top, top),
             Reading("effective rank", self.effective_rank, rank),
             Reading("condition number", self.condition, condition),
-            Reading("rank", self.rank, "Eigenvalues above rounding error: directions in which the tangent model can move."),
+            Reading("rank", self.rank, "The number of directions in which the tangent model can move."),
             Reading("learned early", self.share_above(0.01), share, "%"),
         ]
 
@@ -141,7 +141,7 @@ def kernel_of(subject: Subject, budget: Budget, notes: list[str]) -> Kernel:
         try:
             matrix = as_matrix(tangent_kernel(subject.model, subject.x, memory=budget.memory, together=subject.whole))
         except LazyscopeError as error:
-            notes.append(f"The kernel is available only as an operator, because it could not be computed as a matrix: {error}")
+            notes.append(f"The kernel is used as an operator, because it could not be computed as a matrix: {error}")
         else:
             return Kernel(matrix, Dense(matrix))
     else:

@@ -123,11 +123,11 @@ class Course:
                 "The largest ‖y - ȳ‖/‖h(w₀) - y*‖, which is of the order of κ by Theorem 2.3.",
                 "%",
             ),
-            Reading("last loss", self.fell_to, f"The last loss divided by the first, after {self.steps[-1]} steps.", "%"),
+            Reading("last loss", self.fell_to, f"The last loss over the first, after {self.steps[-1]} steps.", "%"),
             Reading("weight change", last.weights, "‖w - w₀‖/‖w₀‖: lazy training barely moves the weights.", "%"),
             Reading("kernel change", last.kernel, "‖K_T - K₀‖/‖K₀‖ after training; zero for a tangent model.", "%"),
-            Reading("feature change", last.features, "‖φ_T - φ₀‖/‖φ₀‖, with φ the input of the last layer.", "%"),
-            Reading("stable activations", last.activations, "The share of ReLUs that are on or off as at the start.", "%"),
+            Reading("feature change", last.features, "‖φ_T - φ₀‖/‖φ₀‖ of the input φ of the last layer.", "%"),
+            Reading("stable activations", last.activations, "The ReLUs whose state is the same as at the start.", "%"),
         ]
 
 

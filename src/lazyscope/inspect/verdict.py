@@ -1,4 +1,4 @@
-"""The verdict, in plain words and with its evidence. Its thresholds are conventions, stated with what they mean."""
+"""The verdict of an inspection, with its evidence. The thresholds are conventions."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from lazyscope.inspect.scale import LAZY, Scale
 from lazyscope.inspect.training import FIT, Course, Tangents
 
 LAZY_GAP, FEATURE_GAP = 0.05, 0.25
-"""The part of the outputs' movement that the tangent does not explain. Up to 5 %, with losses that are within 5 % of
-each other too, the curves cannot be told apart on a page; from a quarter on the tangent model is a bad account of the
-training. There is no sharp border."""
+"""Thresholds for the share of the change of the outputs that the tangent model does not explain. Up to 5 %, if the
+losses also differ by at most 5 %, the curves look the same in a figure. From 25 % on, the tangent model is a poor
+description of the training. There is no sharp boundary."""
 
 FITTED = 0.8
-"""Where the loss has not fallen below this part of its start, the training was too short to say much."""
+"""If the loss is still above this fraction of its initial value, the training was too short for a reliable verdict."""
 
 
 class Word(StrEnum):
-    """The verdict in a word."""
+    """The possible verdicts."""
 
     LAZY = "lazy"
     BETWEEN = "in between"
@@ -32,7 +32,12 @@ class Word(StrEnum):
 @final
 @dataclass(frozen=True)
 class Evidence:
-    """One observation and what it speaks for."""
+    """One observation, and the verdict that it supports.
+
+    Args:
+        text: The observation, as a sentence.
+        speaks_for: The verdict that it supports.
+    """
 
     text: str
     speaks_for: str
@@ -41,7 +46,14 @@ class Evidence:
 @final
 @dataclass(frozen=True)
 class Verdict:
-    """A word, a sentence, the evidence, and what would change it."""
+    """The verdict of an inspection.
+
+    Args:
+        word: The verdict.
+        sentence: An explanation in one or more sentences.
+        evidence: The observations.
+        change: What would change the verdict, as a sentence.
+    """
 
     word: Word
     sentence: str
@@ -50,12 +62,19 @@ class Verdict:
 
     @property
     def lazy(self) -> bool:
-        """Whether the model trains along its tangent."""
+        """Whether the verdict is that training is lazy."""
         return self.word is Word.LAZY
 
 
 def word_of(course: Course) -> Word:
-    """By what was measured at α = 1."""
+    """Choose the verdict on a training run.
+
+    Args:
+        course: The training run.
+
+    Returns:
+        The verdict.
+    """
     if course.status == "diverged":
         return Word.UNSTABLE
     if max(course.unexplained, course.apart) <= LAZY_GAP:
@@ -64,7 +83,16 @@ def word_of(course: Course) -> Word:
 
 
 def judge(scale: Scale, courses: Sequence[Course], beside: Tangents) -> Verdict:
-    """The verdict on the model itself, α = 1; the first course."""
+    """Judge the model.
+
+    Args:
+        scale: The inverse relative scale.
+        courses: The training runs. The first is the model itself, α = 1.
+        beside: The training of the tangent model.
+
+    Returns:
+        The verdict on the model at α = 1.
+    """
     own = courses[0]
     word = word_of(own)
     return Verdict(word, _sentence(word, own), tuple(_evidence(scale, own, beside)), _change(word, scale, courses))
@@ -73,29 +101,29 @@ def judge(scale: Scale, courses: Sequence[Course], beside: Tangents) -> Verdict:
 def _sentence(word: Word, own: Course) -> str:
     went = "fell" if own.fell_to <= 1 else "rose"
     fitted = (
-        f"Over {own.steps[-1]} steps of gradient descent, with a loss that {went} to {percent(own.fell_to)} of its"
-        " start,"
+        f"Over {own.steps[-1]} steps of gradient descent, the loss {went} to {percent(own.fell_to)} of its initial"
+        " value, and"
     )
     gap = percent(own.unexplained)
     words = {
-        Word.LAZY: f"This model trains along its tangent. {fitted} all but {gap} of how its outputs moved is explained"
-        " by its linearisation at the start.",
-        Word.BETWEEN: f"This model leaves its tangent, but not far. {fitted} its linearisation at the start misses"
-        f" {gap} of how the outputs moved.",
-        Word.FEATURES: f"This model learns features. {fitted} its linearisation at the start misses {gap} of how the"
-        " outputs moved.",
-        Word.UNSTABLE: "Training diverged with a step that the tangent model bears: the curvature grew on the way. The"
-        " tangent says nothing about this model; that is not lazy.",
+        Word.LAZY: f"The training of this model is lazy. {fitted} the tangent model explains all but {gap} of the"
+        " change of the outputs.",
+        Word.BETWEEN: f"This model is between lazy training and feature learning. {fitted} the tangent model does not"
+        f" explain {gap} of the change of the outputs.",
+        Word.FEATURES: f"This model learns features. {fitted} the tangent model does not explain {gap} of the change of"
+        " the outputs.",
+        Word.UNSTABLE: "Training diverged with a learning rate at which the tangent model is stable, because the"
+        " curvature grew during training. The tangent model does not describe this model, so its training is not lazy.",
     }
     if own.fell_to < FITTED or word is Word.UNSTABLE:
         return words[word]
     if own.fell_to > 1:
         return words[word] + (
-            " But the loss ended above its start: training sharpened the model until the step was too long for it; its"
-            " curve shows from where on."
+            " However, the loss ended above its start: the curvature grew during training until the learning rate was"
+            " too large. The loss curve shows when this happened."
         )
     return words[word] + (
-        " But the loss has hardly fallen: give it more time (seconds=…, steps=…) before you rely on this."
+        " However, the loss has barely decreased: allow more time (seconds=…, steps=…) for a reliable verdict."
     )
 
 
@@ -105,46 +133,47 @@ def _evidence(scale: Scale, own: Course, beside: Tangents) -> list[Evidence]:
     found = [
         Evidence(scale.sentence(), promise),
         Evidence(
-            f"Outputs: {percent(own.unexplained)} of their movement is not the tangent's (lazy up to"
+            f"Outputs: the tangent model does not explain {percent(own.unexplained)} of their change (lazy up to"
             f" {percent(LAZY_GAP)}, feature learning from {percent(FEATURE_GAP)}).",
             _side(own.unexplained, LAZY_GAP, FEATURE_GAP),
         ),
         Evidence(
-            f"Loss: the two curves differ by at most {percent(own.apart)} at a step until the tangent's has fallen to"
-            f" {percent(FIT)}, and by {percent(own.loss_gap(beside))} of the first loss at all.",
+            f"Loss: until the loss of the tangent model is {percent(FIT)} of its start, the two losses differ by at"
+            f" most {percent(own.apart)} at the same step. Over all steps they differ by at most"
+            f" {percent(own.loss_gap(beside))} of the initial loss.",
             _side(own.apart, LAZY_GAP, FEATURE_GAP),
         ),
         Evidence(
-            f"Kernel: it changed by {percent(last.kernel)}; a tangent model's does not.",
+            f"Kernel: it changed by {percent(last.kernel)}; the kernel of a tangent model does not change.",
             _side(last.kernel, 0.1, 0.5),
         ),
-        Evidence(f"Weights: they moved by {percent(last.weights)} of their norm.", _side(last.weights, 0.05, 0.25)),
+        Evidence(f"Weights: they changed by {percent(last.weights)} of their norm.", _side(last.weights, 0.05, 0.25)),
     ]
     if last.features is not None:
-        text = f"Features: what enters the last layer changed by {percent(last.features)}."
+        text = f"Features: the inputs of the last layer changed by {percent(last.features)}."
         found.append(Evidence(text, _side(last.features, 0.1, 0.5)))
     if last.activations is not None:
-        text = f"Activations: {percent(last.activations)} of the ReLUs are on or off as at the start."
+        text = f"Activations: {percent(last.activations)} of the ReLUs have the same state, on or off, as at the start."
         found.append(Evidence(text, _side(1 - last.activations, 0.05, 0.25)))
     return found
 
 
 def _side(value: float, low: float, high: float) -> str:
-    """On which side of two marks, chosen as those of the outputs are, a quantity is that is 0 for a tangent model."""
+    """Compare a quantity, which is zero for a tangent model, with two thresholds."""
     return str(Word.LAZY if value <= low else Word.FEATURES if value >= high else Word.BETWEEN)
 
 
 def _change(word: Word, scale: Scale, courses: Sequence[Course]) -> str:
     if word is Word.LAZY:
         return (
-            "To learn features: start from smaller weights, or train ls.Scaled(net, alpha) with α below 1; a narrower"
-            " net or harder targets do it too."
+            "To learn features: initialise with smaller weights, or train ls.Scaled(net, alpha) with α below 1. A"
+            " narrower network or harder targets have the same effect."
         )
     fitted = sorted((c for c in courses if c.fell_to < FITTED), key=lambda c: c.alpha)
     seen = next((c for c in fitted if word_of(c) is Word.LAZY), None)
     low, high = scale.lazy_widths
-    measured = f"; trained here at α = {short(seen.alpha)} it was lazy" if seen is not None else ""
+    measured = f"; at α = {short(seen.alpha)} its training was lazy here" if seen is not None else ""
     return (
-        f"To make it lazy: scale it, h(w₀) + α(h(w) - h(w₀)), with α of about {short(scale.lazy_alpha)} (where κ ="
-        f" {LAZY}){measured}; or widen every hidden layer by {short(low)} to {short(high)} times."
+        f"To make it lazy: train h(w₀) + α(h(w) - h(w₀)) with α of about {short(scale.lazy_alpha)}, where κ ="
+        f" {LAZY}{measured}; or multiply the hidden widths by {short(low)} to {short(high)}."
     )
