@@ -35,7 +35,7 @@ def test_list_names_every_experiment(lazyscope: Command) -> None:
 def test_reproduce_and_report(lazyscope: Command, tmp_path: Path) -> None:
     done = lazyscope("reproduce", "toy:EXPERIMENT", "--out", str(tmp_path), "--device", "cpu")
     assert done.code == 0, done.err
-    for heading in ("figure", "claim", "source says", "measured", "verdict", "holds"):
+    for heading in ("figure", "claim", "source", "measured", "verdict", "holds"):
         assert heading in done.out
     (tmp_path / "index.html").unlink()
     assert lazyscope("report", "--out", str(tmp_path)).code == 0
@@ -141,7 +141,7 @@ def test_the_help_says_what_the_exit_codes_mean(lazyscope: Command) -> None:
     for words in (
         "0, all claims hold",
         "1, a claim fails",
-        "2, something was refused",
+        "2, an error in the request",
         "70, a crash",
         "130, interrupted",
     ):
@@ -175,7 +175,7 @@ INSPECT = ("inspect", "nowhere:never_loaded", "--device", "cpu")
         ((*INSPECT, "--memory", "nan"), "memory"),
         ((*INSPECT, "--memory", "inf"), "memory"),
         ((*INSPECT, "--memory", "1e300"), "memory"),
-        ((*INSPECT, "--memory", "1e30"), "--memory is 1e30, which no machine has; pass an amount such as 2GB"),
+        ((*INSPECT, "--memory", "1e30"), "--memory is 1e30, which is too large; pass an amount such as 2GB"),
         ((*INSPECT, "--memory", "nonsense"), "memory"),
         ((*INSPECT, "--seconds", "nan"), "--seconds is nan"),
         ((*INSPECT, "--seconds", "0"), "--seconds is 0; pass a number above 0"),
@@ -187,8 +187,8 @@ INSPECT = ("inspect", "nowhere:never_loaded", "--device", "cpu")
         ((*INSPECT, "--points", "0"), "--points"),
         ((*INSPECT, "--steps", "0"), "--steps"),
         ((*INSPECT, "--out", ""), "it is empty"),
-        ((*INSPECT, "--out", "."), "which is a folder; name a file, such as report.html"),
-        ((*INSPECT, "--out", "/proc"), "which is a folder; name a file, such as /proc/report.html"),
+        ((*INSPECT, "--out", "."), "which is a folder; pass a file, such as report.html"),
+        ((*INSPECT, "--out", "/proc"), "which is a folder; pass a file, such as /proc/report.html"),
         ((*INSPECT, "--out", "/proc/nothing/report.html"), "Results cannot be written to /proc"),
         (("reproduce", "toy:EXPERIMENT", "--out", ""), "it is empty"),
         (("reproduce", "toy:EXPERIMENT", "--out", "/proc/nothing"), "Results cannot be written to /proc"),
@@ -213,7 +213,7 @@ def test_options_are_checked_before_any_work(
     [
         (("reproduce", "nonsense"), "There is no experiment 'nonsense'"),
         (("reproduce", "toy:NOTHING"), "write package.module:NAME"),
-        (("reproduce", "toy:POINTS"), "is no Experiment"),
+        (("reproduce", "toy:POINTS"), "is not an Experiment"),
         (("report", "--out", "nowhere"), "There are no results"),
         (("reproduce", "toy:EXPERIMENT", "--dask", "tcp://a:1", "--workers", "2"), "--dask or --workers, not both"),
         (("reproduce", "toy:EXPERIMENT", "--dask", "nonsense"), "No Dask scheduler answers at nonsense"),

@@ -1,4 +1,4 @@
-"""The `lazyscope` command, which says what is missing where its extra is not installed."""
+"""The `lazyscope` command, which reports the missing extra if its dependencies are not installed."""
 
 from __future__ import annotations
 

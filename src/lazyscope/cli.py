@@ -1,4 +1,4 @@
-"""The command line: finds experiments, hands them to the lab, prints what came out. No mathematics here."""
+"""The command line interface."""
 
 from __future__ import annotations
 
@@ -55,14 +55,14 @@ errors = Console(stderr=True)
 
 
 class Scale(StrEnum):
-    """The source's own size, or the same experiment in seconds."""
+    """The scale of an experiment: the size in the source, or a reduced size that takes seconds."""
 
     quick = "quick"
     paper = "paper"
 
 
 class Device(StrEnum):
-    """Where trials run; `auto` takes the GPU where there is one."""
+    """The device on which trials run. `auto` selects the GPU if there is one."""
 
     auto = "auto"
     cpu = "cpu"
@@ -70,7 +70,7 @@ class Device(StrEnum):
 
 
 class Losses(StrEnum):
-    """What the inspected model is trained on."""
+    """The loss on which the inspected model is trained."""
 
     auto = "auto"
     square = "square"
@@ -78,12 +78,12 @@ class Losses(StrEnum):
 
 
 LARGEST_ALPHA = 1e15
-"""Beyond it α and its square leave the range of float32; the limit α = ∞ is always measured."""
+"""The largest α. The square of a larger one is close to the limits of float32; α = ∞ is always measured."""
 
 LARGEST_TIME, LARGEST_MEMORY = 1e9, 1 << 60
-"""Seconds and bytes; what is larger is a slip of the keyboard."""
+"""The largest number of seconds and of bytes. Larger values are assumed to be typing errors."""
 
-STOPPED = "stopped: every finished trial is stored; run the same command again to go on."
+STOPPED = "stopped: every finished trial is stored; run the same command again to continue."
 
 
 def _path(text: str | Path) -> Path:
@@ -92,23 +92,23 @@ def _path(text: str | Path) -> Path:
     return Path(text).expanduser()
 
 
-Out = Annotated[Path, typer.Option(parser=_path, metavar="FOLDER", help="The folder of results.")]
+Out = Annotated[Path, typer.Option(parser=_path, metavar="FOLDER", help="Folder of the results.")]
 
 
 @app.callback()
 def lazyscope() -> None:
-    """Does this model learn, or does it only move along its tangent?
+    """Measure whether a model trains lazily, close to its linearisation, or learns features.
 
-    Exit codes: 0, all claims hold; 1, a claim fails; 2, something was refused: a wrong option, missing data, a folder
-    that cannot be written; 70, a crash, in lazyscope or in an experiment's own code; 130, interrupted by Ctrl-C; 141,
-    the reader of the output has gone.
+    Exit codes: 0, all claims hold; 1, a claim fails; 2, an error in the request: a wrong option, missing data, a folder
+    that cannot be written; 70, a crash of lazyscope or of the code of an experiment; 130, interrupted by Ctrl-C; 141,
+    the output pipe was closed.
     """
 
 
 @app.command("list")
 def list_experiments() -> None:
-    """Every figure: its source, what it shows, and its cost at both scales."""
-    table = _table("name", "source", "shows", "quick", "paper")
+    """List all figures with their source, their title and their running time at both scales."""
+    table = _table("name", "source", "title", "quick", "paper")
     for experiment in experiments().values():
         cost = experiment.cost
         table.add_row(Text(experiment.name, "bold"), experiment.source, experiment.title, cost["quick"], cost["paper"])
@@ -119,16 +119,16 @@ def list_experiments() -> None:
 def reproduce(
     names: Annotated[
         list[str] | None,
-        typer.Argument(help="Figures (all, if none is named); your own: package.module:NAME."),
+        typer.Argument(help="Names of figures (default: all), or package.module:NAME for your own experiments."),
     ] = None,
-    scale: Annotated[Scale, typer.Option(help="The source's size (paper), or seconds (quick).")] = Scale.quick,
+    scale: Annotated[Scale, typer.Option(help="Size in the source (paper), or reduced size (quick).")] = Scale.quick,
     device: Annotated[Device, typer.Option(help="auto takes the GPU where there is one.")] = Device.auto,
-    workers: Annotated[int, typer.Option(min=1, max=4096, help="Processes to share the trials; 1: this one.")] = 1,
-    dask: Annotated[str | None, typer.Option(help="A cluster to share the trials: tcp://host:port.")] = None,
+    workers: Annotated[int, typer.Option(min=1, max=4096, help="Number of worker processes.")] = 1,
+    dask: Annotated[str | None, typer.Option(help="Address of a Dask scheduler: tcp://host:port.")] = None,
     data_dir: Annotated[Path | None, typer.Option(help=f"The folder with cifar10 in it (or set {VARIABLE}).")] = None,
     out: Out = Path("results"),
 ) -> None:
-    """Measure figures, draw them and judge their claims. What is stored is not measured again."""
+    """Run the trials of figures, draw them and check their claims. Stored trials are not run again."""
     chosen = [find(name) for name in names] if names else list(experiments().values())
     if data_dir is not None:
         os.environ[VARIABLE] = str(data_dir.expanduser().absolute())  # worker processes inherit it
@@ -149,7 +149,7 @@ def reproduce(
 
 @app.command()
 def report(out: Out = Path("results")) -> None:
-    """Rebuild index.html from what is stored, figures and claims included."""
+    """Redraw the figures, recheck the claims and rebuild index.html from stored trials."""
     if not out.is_dir():
         raise LazyscopeError(f"There are no results in {out}; run `lazyscope reproduce --out {out}` first.")
     disk.check(out)
@@ -166,24 +166,24 @@ def inspect_model(
         str,
         typer.Argument(help="package.module:factory, which returns a module, (module, x, y) or (module, x, y, loss)."),
     ],
-    data: Annotated[str | None, typer.Option(help="digits, cifar10, or FILE.npz with arrays x and y.")] = None,
+    data: Annotated[str | None, typer.Option(help="Data: digits, cifar10, or FILE.npz with arrays x and y.")] = None,
     out: Annotated[
-        Path, typer.Option(parser=_path, metavar="FILE", help="The report; a name in .json gives numbers alone.")
+        Path, typer.Option(parser=_path, metavar="FILE", help="File for the report: HTML, or JSON if it ends in .json.")
     ] = Path("report.html"),
-    loss: Annotated[Losses, typer.Option(help="auto: cross-entropy for classes, square for numbers.")] = Losses.auto,
-    alpha: Annotated[list[float] | None, typer.Option(help="Scales to train beside α = 1 (10 and 100).")] = None,
-    seconds: Annotated[float, typer.Option(help="About how long it may take.")] = 120,
-    memory: Annotated[str, typer.Option(help="About how much it may use, as 2GB or 512MB (a number: GiB).")] = "2GiB",
-    points: Annotated[int | None, typer.Option(min=1, help="Points to draw; found to fit, unless given.")] = None,
-    steps: Annotated[int | None, typer.Option(min=1, help="Training steps; found to fit, unless given.")] = None,
-    evaluation: Annotated[bool, typer.Option("--eval", help="Call net.eval() first: batch-norm, dropout.")] = False,
+    loss: Annotated[Losses, typer.Option(help="Loss. auto: cross-entropy for classes, else square.")] = Losses.auto,
+    alpha: Annotated[list[float] | None, typer.Option(help="Scales α, besides 1 (default: 10 and 100).")] = None,
+    seconds: Annotated[float, typer.Option(help="Approximate duration, in seconds.")] = 120,
+    memory: Annotated[str, typer.Option(help="Approximate memory, such as 2GB (GiB without a unit).")] = "2GiB",
+    points: Annotated[int | None, typer.Option(min=1, help="Number of points (default: as many as fit).")] = None,
+    steps: Annotated[int | None, typer.Option(min=1, help="Training steps (default: as many as fit).")] = None,
+    evaluation: Annotated[bool, typer.Option("--eval", help="Call net.eval() first (batch-norm, dropout).")] = False,
     seed: Annotated[
-        int, typer.Option(min=0, max=2**63 - 1, help="Of the factory, of the points drawn, of all searches.")
+        int, typer.Option(min=0, max=2**63 - 1, help="Random seed for the factory, the points and the searches.")
     ] = 0,
     device: Annotated[Device, typer.Option(help="auto takes the GPU where there is one.")] = Device.auto,
     data_dir: Annotated[Path | None, typer.Option(help=f"The folder with cifar10 in it (or set {VARIABLE}).")] = None,
 ) -> None:
-    """Is your model lazy on your data, why, and what would change it? Writes one HTML file."""
+    """Report whether your model trains lazily on your data, why, and what would change that, as one HTML file."""
     if not 0 < seconds <= LARGEST_TIME:
         raise InputError(f"--seconds is {seconds:g}; pass a number above 0 and up to {LARGEST_TIME:g}.")
     for one in alpha or ():
@@ -192,7 +192,7 @@ def inspect_model(
             raise InputError(f"--alpha is {one:g}; pass a number above 0 and up to {LARGEST_ALPHA:g} ({limit}).")
     budget = _memory(memory)
     if out.is_dir():
-        raise InputError(f"--out is {out}, which is a folder; name a file, such as {out / 'report.html'}.")
+        raise InputError(f"--out is {out}, which is a folder; pass a file, such as {out / 'report.html'}.")
     disk.check(out.parent)
     if data_dir is not None:
         os.environ[VARIABLE] = str(data_dir.expanduser().absolute())
@@ -227,17 +227,17 @@ def inspect_model(
 
 @app.command()
 def explore(
-    port: Annotated[int, typer.Option(min=0, max=65535, help="Where to listen; 0 takes any free port.")] = 2718,
-    host: Annotated[str, typer.Option(help="Who may visit; 127.0.0.1 is this machine alone.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=0, max=65535, help="Port of the server; 0 selects any free port.")] = 2718,
+    host: Annotated[str, typer.Option(help="Address of the server; 127.0.0.1 allows this machine only.")] = "127.0.0.1",
     browser: Annotated[bool, typer.Option(help="Open the page in a browser.")] = True,
 ) -> None:
-    """A page in the browser where you turn a network lazy under your fingers."""
-    # By its name: doors do not import each other, and the page needs packages that other commands do not.
+    """Open the explorer, a page in the browser on which you make a network lazy interactively."""
+    # Imported by its name and only here, because the explorer needs packages that other commands do not need.
     import_module("lazyscope.app.serve").serve(host, port, browser)
 
 
 def _memory(text: str) -> int:
-    """An amount with a unit, in bytes: GiB where none is given."""
+    """Convert an amount of memory to bytes. Without a unit it is in GiB."""
     try:
         float(text)
     except ValueError:
@@ -245,15 +245,15 @@ def _memory(text: str) -> int:
     else:
         found = parse_memory(f"{text}GiB")
     if found is None or found > LARGEST_MEMORY:
-        raise InputError(f"--memory is {text}, which no machine has; pass an amount such as 2GB.")
+        raise InputError(f"--memory is {text}, which is too large; pass an amount such as 2GB.")
     return found
 
 
 @contextmanager
 def _place(workers: int, dask: str | None, device: Device) -> Iterator[tuple[Executor, torch.device]]:
-    """Where trials run, and on which kind of device: in this process, or on workers that end with the block."""
+    """Yield the executor and the device: this process, or workers that end with the block."""
     if dask is not None and workers > 1:
-        raise LazyscopeError("A cluster has its own workers; pass --dask or --workers, not both.")
+        raise LazyscopeError("A Dask cluster has its own workers; pass --dask or --workers, not both.")
     if dask is None and workers == 1:
         yield here, choose_device(device)
         return
@@ -266,7 +266,7 @@ def _place(workers: int, dask: str | None, device: Device) -> Iterator[tuple[Exe
 def _run_all(
     chosen: list[Experiment], scale: str, store: Store, device: torch.device, executor: Executor
 ) -> tuple[list[Outcome], list[ExperimentError]]:
-    """Run the experiments behind their bars; a failing one does not stop the others."""
+    """Run the experiments and show their progress. A failing experiment does not stop the others."""
     columns = (
         TextColumn("{task.description:24}"),
         BarColumn(),
@@ -277,7 +277,7 @@ def _run_all(
         TimeRemainingColumn(),
     )
     with quiet(), Progress(*columns, console=console) as bars:
-        # What has no outcome yet comes first: a run that is killed again and again must get to it.
+        # Experiments without an outcome come first, so that a run that is killed repeatedly reaches all of them.
         order = sorted(range(len(chosen)), key=lambda i: (store.root / chosen[i].name / f"{scale}.json").exists())
         known = {chosen[i].name: bars.add_task(chosen[i].name, total=None, start=False) for i in order}
         advance = partial(_advance, bars, known)
@@ -289,19 +289,19 @@ def _run_all(
 
 def _advance(bars: Progress, known: dict[str, TaskID], experiment: Experiment, done: int, total: int) -> None:
     bars.update(known[experiment.name], completed=done, total=total)
-    # Work goes about in this order: the clock of a figure starts when those before it are done.
+    # Trials run roughly in this order, so the clock of a figure starts when those before it are done.
     at_work = next((task for task in bars.tasks if not task.finished), None)
     if at_work is not None and not at_work.started:
         bars.start_task(at_work.id)
 
 
 def _table(first: str, *others: str) -> Table:
-    """Names are never broken over lines, so that they can be copied; everything else folds."""
+    """Create a table whose first column is never wrapped, so that names can be copied."""
     return Table(Column(first, no_wrap=True), *(Column(other, overflow="fold") for other in others))
 
 
 def _print_claims(outcomes: list[Outcome]) -> None:
-    table = _table("figure", "claim", "source says", "measured", "verdict")
+    table = _table("figure", "claim", "source", "measured", "verdict")
     for outcome in outcomes:
         for i, claim in enumerate(outcome.claims):
             verdict = Text("holds", "green") if claim.holds else Text("fails", "bold red")
@@ -312,7 +312,7 @@ def _print_claims(outcomes: list[Outcome]) -> None:
 
 
 def _end(failures: list[ExperimentError]) -> None:
-    """Say what failed, and exit with it: an experiment's own code that crashed comes before what was refused."""
+    """Print the errors and exit with their code. A crash takes precedence over other errors."""
     for failure in failures:
         _print_error(failure)
     if failures:
@@ -328,11 +328,11 @@ def _print_warning(message: Warning | str, *_: object, **__: object) -> None:
 
 
 def main() -> None:
-    """The `lazyscope` command; `lazyscope --help` says what its exit codes mean."""
+    """Run the `lazyscope` command. `lazyscope --help` explains the exit codes."""
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(errors="backslashreplace")  # α on a terminal that knows ASCII alone
-    setattr(Console, "on_broken_pipe", end_quietly)  # noqa: B010  # Typer's own, too, which prints the help
+            stream.reconfigure(errors="backslashreplace")  # for α on an ASCII terminal
+    setattr(Console, "on_broken_pipe", end_quietly)  # noqa: B010  # also for Typer's console, which prints the help
     warnings.showwarning = _print_warning
     try:
         app()
@@ -341,7 +341,7 @@ def main() -> None:
         raise SystemExit(2) from None
     except Exception:
         errors.print(Text(traceback.format_exc(), "default"), soft_wrap=True)
-        _print_error(RuntimeError("that was a crash, which should not happen; please report it with the lines above."))
+        _print_error(RuntimeError("lazyscope crashed, which is a bug; please report it with the lines above."))
         raise SystemExit(CRASHED) from None
 
 

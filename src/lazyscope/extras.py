@@ -1,4 +1,4 @@
-"""Optional dependencies: the library imports them where it needs them, and names the extra that installs them."""
+"""Optional dependencies, which are imported when they are needed. Errors name the extra that installs them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ def required(module: str, extra: str, purpose: str) -> ModuleType:
     Args:
         module: The name of the module, such as `"pyarrow.parquet"`.
         extra: The extra of lazyscope that installs it, such as `"data"`.
-        purpose: What the module is needed for, as the plural subject of the error's sentence: `"Parquet files"`.
+        purpose: What the module is needed for, as the plural subject of the error message, such as `"Parquet files"`.
 
     Returns:
         The imported module.

@@ -1,6 +1,6 @@
-"""What a result is told with: a warning, or, where someone collects them, a note.
+"""Notices about results, which are issued as warnings or collected as notes.
 
-`warnings.catch_warnings` would not do, as it changes the warnings of all threads.
+Notices are collected per thread. `warnings.catch_warnings` is not used, because it affects all threads.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ _collected: ContextVar[list[str] | None] = ContextVar("collected", default=None)
 
 
 def notify(message: str, category: type[Warning], stacklevel: int) -> None:
-    """Warns, or adds the message to what is being collected in this thread.
+    """Issue a warning, or add the message to the notes if this thread collects them.
 
     Args:
-        message: One sentence or more.
-        category: The kind of warning.
-        stacklevel: As for `warnings.warn`: 1 is the caller.
+        message: The message, one or more sentences.
+        category: The category of the warning.
+        stacklevel: The stack level, as in `warnings.warn`. 1 is the caller of this function.
     """
     notes = _collected.get()
     if notes is None:
@@ -30,19 +30,20 @@ def notify(message: str, category: type[Warning], stacklevel: int) -> None:
 
 @contextmanager
 def collected(notes: list[str]) -> Iterator[None]:
-    """Collects the notices of this thread instead of warning.
+    """Collect the notices of this thread in a list instead of issuing warnings.
 
     Args:
-        notes: What they are added to.
+        notes: The list to which the messages are added.
 
     Returns:
         A context manager.
 
-    >>> notes = []
-    >>> with collected(notes):
-    ...     notify("It has kinks.", UserWarning, 1)
-    >>> notes
-    ['It has kinks.']
+    Example:
+        >>> notes = []
+        >>> with collected(notes):
+        ...     notify("It has kinks.", UserWarning, 1)
+        >>> notes
+        ['It has kinks.']
     """
     token = _collected.set(notes)
     try:

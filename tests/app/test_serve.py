@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-import importlib.util
 import socket
+import sys
 
 import pytest
 from typer.testing import CliRunner
 
 from lazyscope import cli
 from lazyscope.app import serve
-from lazyscope.errors import LazyscopeError
+from lazyscope.errors import LazyscopeError, MissingExtraError
 
 
 def test_without_marimo_the_error_names_the_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(serve, "find_spec", lambda name: None if name == "marimo" else importlib.util.find_spec(name))
-    with pytest.raises(LazyscopeError, match=r"pip install 'lazyscope\[explore\]'"):
+    monkeypatch.setitem(sys.modules, "marimo", None)
+    with pytest.raises(MissingExtraError, match=r"pip install 'lazyscope\[explore\]'"):
         serve.serve("127.0.0.1", 0, browser=False)
 
 

@@ -18,12 +18,12 @@ from lazyscope.diagnose import activation_stability, kernel_drift
 from lazyscope.errors import InputError, ModelError
 from lazyscope.inspect import Report, inspect
 from lazyscope.inspect.budget import Budget, Clock
-from lazyscope.inspect.curvature import Differences
 from lazyscope.inspect.prediction import predict
 from lazyscope.inspect.subject import subject
 from lazyscope.inspect.tangent import Kernel, kernel_of, steepest, tangent_of
 from lazyscope.linalg import Symmetric, spectral_measure
 from lazyscope.loss import CrossEntropy, Loss, Square
+from lazyscope.model.differences import Differences
 from lazyscope.model.jacobian import SecondDerivative
 from lazyscope.tangent import TangentOperator
 

@@ -1,4 +1,4 @@
-"""Scattering features: kymatio's, image by image, with the symmetries they must have; a clear word without it."""
+"""Scattering features: agreement with kymatio, symmetries, and the error if kymatio is not installed."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import sys
 import pytest
 import torch
 
-from lazyscope.errors import InputError, ModelError
+from lazyscope.errors import InputError, MissingExtraError
 from lazyscope.model.scattering import Scattering
 
 FRONT_END = "kymatio.scattering2d.frontend.torch_frontend"
@@ -15,7 +15,7 @@ FRONT_END = "kymatio.scattering2d.frontend.torch_frontend"
 
 def test_without_kymatio_the_error_says_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, FRONT_END, None)
-    with pytest.raises(ModelError, match="pip install kymatio"):
+    with pytest.raises(MissingExtraError, match=r"pip install .lazyscope\[scattering\]"):
         Scattering((8, 8))
 
 
@@ -35,7 +35,7 @@ def test_shape_and_parts(small: Scattering) -> None:
     whole = small(x)
     assert whole.shape == (5, 3, 1 + 2 * 8 + 8 * 8, 4, 4)
     torch.testing.assert_close(small(x, images=2), whole)
-    torch.testing.assert_close(small(x[1:2, 2:3])[0, 0], whole[1, 2])  # colours and images do not mix
+    torch.testing.assert_close(small(x[1:2, 2:3])[0, 0], whole[1, 2])  # channels and images are independent
 
 
 def test_a_flat_image_has_its_mean_alone(small: Scattering) -> None:
@@ -51,7 +51,7 @@ def test_orders_above_0_do_not_see_the_mean_and_scale_with_contrast(small: Scatt
 
 
 def test_transposition_swaps_angles(small: Scattering) -> None:
-    """What is summed over angles is transposed with the image."""
+    """Sums over angles are transposed if the image is transposed."""
     x = torch.rand(2, 1, 16, 16, generator=torch.Generator().manual_seed(2))
     first, second = (small(each)[:, 0] for each in (x, x.mT))
     for order in (slice(1, 9), slice(9, 17), slice(17, None)):

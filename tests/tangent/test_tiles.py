@@ -1,4 +1,4 @@
-"""Kernels on disk: what is written equals the kernel, survives a kill, refuses other models, and can be solved with."""
+"""Kernels on disk: they are correct, survive a killed process, reject other models, and can be solved with."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ import torch
 import zarr
 from torch import nn
 
-from lazyscope.errors import InputError, ModelError, StoreError
+from lazyscope.errors import InputError, MissingExtraError, ModelError, StoreError
 from lazyscope.model.base import Model
 from lazyscope.tangent.kernel import tangent_kernel
 from lazyscope.tangent.operator import as_matrix
@@ -88,7 +88,7 @@ def test_what_is_there_is_kept_and_what_is_missing_is_made(tmp_path: Path, monke
     assert seen == [(9, 10), (10, 10)]
     assert np.array_equal(again[...], whole)
     assert list(path.rglob("*.partial")) == [young], "it may have a writer that lives"
-    monkeypatch.setattr("lazyscope.tangent.tiles.tangent_kernel", None)  # nothing is computed a second time
+    monkeypatch.setattr("lazyscope.tangent.tiles.tangent_kernel", None)  # nothing may be computed a second time
     tangent_kernel_to_zarr(small(), points(), path, tile=6)
 
 
@@ -123,7 +123,7 @@ def test_misuse_names_the_remedy(tmp_path: Path) -> None:
         open_tangent_kernel(tmp_path / "foreign")
     with pytest.raises(InputError, match="pass a smaller tile"):
         tangent_kernel_to_zarr(small(), points(), tmp_path / "K", memory=1000)
-    for start in (-1.0, 0.0):  # NaN outputs, and finite ones with infinite gradients
+    for start in (-1.0, 0.0):  # outputs that are NaN, and finite outputs with infinite gradients
         broken = Model(lambda w, x: (x @ w["w"]).sqrt(), {"w": torch.full((5, 1), start)})
         with pytest.raises(ModelError, match="NaN"):
             tangent_kernel_to_zarr(broken, torch.ones(4, 5), tmp_path / "N")
@@ -131,7 +131,7 @@ def test_misuse_names_the_remedy(tmp_path: Path) -> None:
 
 def test_without_zarr_the_remedy_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "zarr", None)
-    with pytest.raises(StoreError, match=r"pip install .lazyscope\[cluster\]"):
+    with pytest.raises(MissingExtraError, match=r"pip install .lazyscope\[cluster\]"):
         tangent_kernel_to_zarr(small(), points(), tmp_path / "K")
 
 
@@ -149,13 +149,13 @@ def test_changed_tiles_are_set_aside_and_computed_again(tmp_path: Path) -> None:
     assert sorted(file.name for file in path.rglob("*.damaged")) == ["0.damaged", "0.damaged"]
     with pytest.raises(StoreError, match=r"1 tiles of .* are missing; run tangent_kernel_to_zarr"):
         tiles.to_dask()[6:12, 12:18].compute(scheduler="synchronous")
-    with pytest.raises(StoreError, match=r"1 tiles .* not written yet"):  # of the upper triangle
+    with pytest.raises(StoreError, match=r"1 tiles .* not written yet"):  # a tile of the upper triangle
         open_tangent_kernel(path)
     np.testing.assert_array_equal(tangent_kernel_to_zarr(small(), points(), path, tile=6)[...], whole)
 
 
 def test_no_flipped_bit_of_a_kernel_passes(tmp_path: Path) -> None:
-    """A thousand bits, of every file: the kernel read is the one written, or an error says that it is not."""
+    """If one of a thousand bits changes, the kernel is read as it was written, or an error is raised."""
     path = tmp_path / "K.zarr"
     tiles = tangent_kernel_to_zarr(small(), points(3), path, tile=3)
     whole, recipe = tiles[...], tiles.recipe
@@ -256,7 +256,7 @@ if __name__ == "__main__":
 
 
 def test_on_a_cluster_of_processes(tmp_path: Path) -> None:
-    """In a process of its own: checked by the import hook, a model cannot be sent to another one."""
+    """The client runs in a separate process, as a model with run-time type checks cannot be sent to a worker."""
     script = tmp_path / "cluster.py"
     script.write_text(CLUSTER)
     done = subprocess.run([sys.executable, str(script), str(tmp_path)], capture_output=True, text=True, check=False)

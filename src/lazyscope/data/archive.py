@@ -268,7 +268,8 @@ def _pixels(image: bytes | None, file: Path) -> bytes:
             if opened.size != (32, 32):
                 size = "×".join(map(str, opened.size))
                 raise DataError(f"{file} holds an image of {size} pixels, not 32×32; download CIFAR-10 from {ADDRESS}.")
-            return (opened if opened.mode == "RGB" else opened.convert("RGB")).tobytes()
+            pixels: bytes = (opened if opened.mode == "RGB" else opened.convert("RGB")).tobytes()
+            return pixels
     except DataError:
         raise
     except Exception as error:  # a damaged image may raise anything

@@ -30,6 +30,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 from lazyscope.ambient import ordinary
 from lazyscope.errors import LazyscopeError, ModelError
+from lazyscope.linalg.finite import check_finite
 from lazyscope.model.increment.base import LINEAR, RULES
 from lazyscope.model.increment.rewrite import DECOMPOSED
 from lazyscope.model.increment.undecided import tie, values_of
@@ -317,6 +318,7 @@ def _verify(module: fx.GraphModule, function: Callable[..., Tensor], leaves: Seq
         rounding = 1e3 * torch.finfo(true.dtype).eps * size
         gap = _largest(mine - true)
         if not gap <= _TOLERANCE.get(true.dtype, 0.2) * _largest(true) + rounding and bool(true.isfinite().all()):
+            check_finite(mine, "The traced forward")
             raise ModelError(
                 "The derivative that autograd gives for this model is not that of its forward (a custom"
                 " autograd.Function, a gradient hook, or a change in place under no_grad), so its tangent is not"
