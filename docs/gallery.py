@@ -11,10 +11,15 @@ from typing import Any
 
 from lazyscope.experiments import experiments
 from lazyscope.lab import Experiment
+from lazyscope.lab.code import source_hash
 from lazyscope.lab.experiment import SCALES
 from lazyscope.lab.outcome import Outcome
 
 MARK = "<!-- gallery -->"
+STALE = (
+    '<small class="stale">⚠ Stale: this record was made with other code than that of this page. The claims hold at quick'
+    " scale with the present code, which the tests check.</small>"
+)
 OUTCOMES = Path(__file__).parent / "outcomes"
 
 
@@ -31,7 +36,8 @@ def entry(experiment: Experiment) -> str:
     kept = [OUTCOMES / experiment.name / f"{scale}.json" for scale in reversed(SCALES)]
     found = next((path for path in kept if path.exists()), None)
     if found is not None:
-        lines += shown(Outcome.load(found), experiment.name)
+        outcome = Outcome.load(found)
+        lines += [*shown(outcome, experiment.name), *([] if outcome.code == source_hash(experiment) else [STALE])]
     cost = " · ".join(f"{scale}: {experiment.cost[scale]}" for scale in SCALES)
     lines.append(f"Run it: `lazyscope reproduce {experiment.name}` ({cost}).")
     return "\n\n".join(lines)

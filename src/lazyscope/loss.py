@@ -1,12 +1,13 @@
-"""Losses that know their constants: R(y) = (1/n) Σ ℓ(y_i, t_i), a function on F = L² of the empirical measure.
+"""Losses R(y) = (1/n) Σ ℓ(y_i, t_i) with their convexity constants, as functions on F = L² of the empirical measure.
 
-A loss is its pointwise value ℓ and two constants, those of R in the norm of F, ‖g‖² = (1/n) Σ |g(x_i)|²: R is
-`smoothness`-smooth (M) and `strong_convexity`-strongly convex (m). In that norm they are the constants of ℓ.
+In the norm of F, ‖g‖² = (1/n) Σ |g(x_i)|², R is M-smooth (`smoothness`) and m-strongly convex (`strong_convexity`). In
+this norm, the constants of R are those of ℓ.
 
-Outputs have shape `(*batch, n, *out)`, where `out` is `()` for a scalar model. A target has the shape of one
-member's outputs, `(n, *out)`, shared by all members, or has the batch dimensions too, of size 1 where members share.
-Which dimensions are `batch` is read off the former; the latter needs their number, `batch=…`. Samples and outputs
-never broadcast. Arrays and nested lists of numbers are taken for tensors like the outputs.
+Outputs have shape `(*batch, n, *out)`, where `out` is `()` for a scalar model. Targets have the shape `(n, *out)` of the
+outputs of one member, and are then shared by all members, or the batch dimensions too, of size 1 where members share
+targets. In the first case, the number of batch dimensions is inferred from the shapes; in the second case, it has to be
+passed as `batch=…`. Samples and outputs are never broadcast. Arrays and nested lists of numbers are converted to
+tensors of the dtype and device of the outputs.
 """
 
 from __future__ import annotations
@@ -27,33 +28,51 @@ from lazyscope.labels import Classes, Labels, Reals, Signs, Target, as_target
 
 
 class Loss(ABC):
-    """ℓ(y, t), convex and differentiable in y.
+    """A loss ℓ(y, t) that is convex and differentiable in y.
 
-    `loss(y, target)` is R(y), one value for each member of the batch. It checks the target each time; a loop binds
-    it once with `risk`.
+    `loss(y, target)` computes R(y), one value for each member of the batch. It checks the targets at each call; in a
+    loop, use `risk`, which checks them once.
     """
 
     @property
     @abstractmethod
     def smoothness(self) -> float:
-        """M."""
+        """The smoothness constant M, the Lipschitz constant of ∇R."""
 
     @property
     @abstractmethod
     def strong_convexity(self) -> float:
-        """m."""
+        """The strong convexity constant m."""
 
     @property
     @abstractmethod
     def labels(self) -> Labels:
-        """What it takes as targets."""
+        """The kind of targets that the loss takes."""
 
     @abstractmethod
     def terms(self, y: Float[Tensor, "*shape"], target: Float[Tensor, "..."]) -> Float[Tensor, "*shape"]:
-        """What ℓ sums over the outputs, for an encoded target; nothing is checked."""
+        """Compute the terms whose sum over the outputs is ℓ, without checking the arguments.
+
+        Args:
+            y: The outputs.
+            target: The encoded targets, as `risk` stores them.
+
+        Returns:
+            The terms, of the shape of `y`.
+        """
 
     def slopes(self, y: Float[Tensor, "*shape"], target: Float[Tensor, "..."]) -> Float[Tensor, "*shape"]:
-        """∇ℓ in the outputs, as `terms`: by autograd, unless a loss says it itself, which is faster for few samples."""
+        """Compute ∇ℓ with respect to the outputs, without checking the arguments.
+
+        The default uses autograd; an explicit formula in a subclass is faster for few samples.
+
+        Args:
+            y: The outputs.
+            target: The encoded targets, as `risk` stores them.
+
+        Returns:
+            The gradient, of the shape of `y`.
+        """
         with derivatives():
             leaf = y.detach().requires_grad_()
             (gradient,) = torch.autograd.grad(self.terms(leaf, target).sum(), leaf)
@@ -71,41 +90,72 @@ class Loss(ABC):
         return torch.full_like(target, math.nan)
 
     def __call__(self, y: Tensor, target: Target, batch: int | None = None) -> Tensor:
-        """R(y).
+        """Compute R(y) = (1/n) Σ ℓ(y_i, t_i).
 
         Args:
-            y: Outputs, (*batch, n, *out).
-            target: Targets, (n, *out) or (*batch, n, *out): a tensor on the device of y, an array or a nested list.
-                Classes are integers without the last dimension.
-            batch: The number of batch dimensions, where it cannot be read off the shapes.
+            y: The outputs, of shape (*batch, n, *out).
+            target: The targets, of shape (n, *out) or (*batch, n, *out), as a tensor on the device of `y`, an array or a
+                nested list. Classes are integers without the last dimension.
+            batch: The number of batch dimensions. `None` infers it from the shapes, for targets without batch
+                dimensions.
 
         Returns:
             One value for each member, of shape `batch`.
 
         Raises:
-            InputError: If the targets do not fit the outputs or the loss.
+            InputError: If the targets do not match the outputs or the loss.
         """
         return self.risk(y, target, batch)(y)
 
     def pointwise(self, y: Tensor, target: Target, batch: int | None = None) -> Float[Tensor, "*batch n"]:
-        """ℓ(y_i, t_i) for each sample; the arguments are those of a call."""
+        """Compute ℓ(y_i, t_i) for each sample.
+
+        Args:
+            y: The outputs, of shape (*batch, n, *out).
+            target: The targets, as in `__call__`.
+            batch: The number of batch dimensions, as in `__call__`.
+
+        Returns:
+            The losses, of shape (*batch, n).
+        """
         return self.risk(y, target, batch).pointwise(y)
 
     def gradient(self, y: Tensor, target: Target, batch: int | None = None) -> Tensor:
-        """∇ℓ(y_i, t_i), of the shape of y: the gradient of R in F, n times the Euclidean one; arguments of a call."""
+        """Compute ∇ℓ(y_i, t_i) for each sample, the gradient of R in F, which is n times the Euclidean gradient.
+
+        Args:
+            y: The outputs, of shape (*batch, n, *out).
+            target: The targets, as in `__call__`.
+            batch: The number of batch dimensions, as in `__call__`.
+
+        Returns:
+            The gradient, of the shape of `y`.
+        """
         return self.risk(y, target, batch).gradient(y)
 
     def risk(self, y: Tensor, target: Target, batch: int | None = None) -> Risk:
-        """R on outputs shaped like y, with the target checked and bound; the arguments are those of a call."""
+        """Check the targets, and return R as a function of outputs of the shape of `y`.
+
+        Args:
+            y: The outputs, of shape (*batch, n, *out); only their shape, dtype and device are used.
+            target: The targets, as in `__call__`.
+            batch: The number of batch dimensions, as in `__call__`.
+
+        Returns:
+            The function y ↦ R(y) for these targets.
+
+        Raises:
+            InputError: If the targets do not match the outputs or the loss.
+        """
         if not y.is_floating_point():
-            raise InputError(f"The outputs are {y.dtype}, and a loss needs reals; let the model return floats.")
+            raise InputError(f"The outputs are {y.dtype}, and a loss needs floats; return floats from the model.")
         if y.numel() == 0 or y.ndim == 0:
-            raise InputError(f"Outputs of shape {tuple(y.shape)} hold no samples; pass at least one, as (n, …).")
+            raise InputError(f"Outputs of shape {tuple(y.shape)} have no samples; pass at least one, as (n, …).")
         target = as_target(target, y)
         if target.device != y.device:
             raise InputError(f"The target is on {target.device}, the outputs on {y.device}; move one to the other.")
         if not bool(target.isfinite().all()):
-            raise InputError("The target holds NaN or infinite values; drop or repair those samples.")
+            raise InputError("The target contains NaN or infinite values; remove or correct those samples.")
         self.labels.check(target, y.shape[-1])
         encoded = self.labels.encode(target, y.shape[-1]).to(y.dtype)
         batch = y.ndim - encoded.ndim if batch is None else batch
@@ -114,8 +164,8 @@ class Loss(ABC):
         fits = not own or (len(own) == batch and all(a in (1, b) for a, b in zip(own, y.shape, strict=False)))
         if batch < 0 or not shape or tuple(encoded.shape[len(own) :]) != shape or not fits:
             raise InputError(
-                f"A target of shape {tuple(target.shape)} does not fit outputs of shape {tuple(y.shape)}, and nothing"
-                f" is broadcast, (n,) and (n, 1) neither; {self._remedy(y, target, encoded)}."
+                f"A target of shape {tuple(target.shape)} does not match outputs of shape {tuple(y.shape)}, and shapes"
+                f" such as (n,) and (n, 1) are not broadcast; {self._remedy(y, target, encoded)}."
             )
         return Risk(self, self.labels.weighted(encoded, len(shape)), batch, shape)
 
@@ -123,50 +173,92 @@ class Loss(ABC):
     def _remedy(y: Tensor, target: Tensor, encoded: Tensor) -> str:
         if encoded.ndim > target.ndim > 1 and target.shape == y.shape:
             return "integers are classes, without the last dimension; pass target.float() for probabilities"
-        return "reshape it, as with target[:, None]"
+        return "reshape it, for instance with target[:, None]"
 
 
 @final
 @dataclass(frozen=True)
 class Risk:
-    """R(y) = (1/n) Σ ℓ(y_i, t_i) for given targets: what a flow descends."""
+    """The function R(y) = (1/n) Σ ℓ(y_i, t_i) for given targets."""
 
     loss: Loss
+    """The loss ℓ."""
     target: Float[Tensor, "..."]
+    """The encoded targets."""
     batch: int
+    """The number of batch dimensions."""
     shape: tuple[int, ...]
-    """`(n, *out)`: the outputs of one member."""
+    """The shape `(n, *out)` of the outputs of one member."""
 
     def __call__(self, y: Tensor) -> Tensor:
-        """R(y), of shape `batch`."""
+        """Compute R(y).
+
+        Args:
+            y: The outputs, of shape (*batch, n, *out).
+
+        Returns:
+            One value for each member, of shape `batch`.
+        """
         return self.pointwise(y).mean(-1)
 
     def pointwise(self, y: Tensor) -> Float[Tensor, "*batch n"]:
-        """ℓ(y_i, t_i) for each sample."""
+        """Compute ℓ(y_i, t_i) for each sample.
+
+        Args:
+            y: The outputs, of shape (*batch, n, *out).
+
+        Returns:
+            The losses, of shape (*batch, n).
+        """
         self._check(y)
         terms = self.loss.terms(y, self.target)
         return terms if len(self.shape) == 1 else terms.flatten(self.batch + 1).sum(-1)
 
     def gradient(self, y: Tensor) -> Tensor:
-        """∇ℓ(y_i, t_i), of the shape of y."""
+        """Compute ∇ℓ(y_i, t_i) for each sample.
+
+        Args:
+            y: The outputs, of shape (*batch, n, *out).
+
+        Returns:
+            The gradient, of the shape of `y`.
+        """
         self._check(y)
         return self.loss.slopes(y, self.target)
 
     def _check(self, y: Tensor) -> None:
         if tuple(y.shape[self.batch :]) != self.shape:
-            raise InputError(f"The target is for outputs {self.shape}, not {tuple(y.shape)}; reshape one of them.")
+            raise InputError(
+                f"The target is for outputs of shape {self.shape}, and these have shape {tuple(y.shape)}; reshape one"
+                " of them."
+            )
 
     @property
     def counted(self) -> Tensor | None:
-        """Which outputs enter R, in the shape of the target; None where all do."""
+        """A mask of the outputs that contribute to R, in the shape of the target; `None` if all of them do."""
         return self.loss.labels.counted(self.target)
 
     def renewed(self, target: Target) -> Risk:
-        """R on other samples; their labels are not checked, as looking at values waits for the GPU."""
+        """Create R for other samples.
+
+        The values of the targets are not checked, since reading them would wait for the GPU.
+
+        Args:
+            target: The targets, with the same number of dimensions as the first ones.
+
+        Returns:
+            The function y ↦ R(y) for these targets.
+
+        Raises:
+            InputError: If the number of dimensions differs.
+        """
         target = as_target(target, self.target)
         encoded = self.loss.labels.encode(target, self.shape[-1]).to(self.target.dtype)
         if encoded.ndim not in (len(self.shape), self.batch + len(self.shape)):
-            raise InputError(f"A target of shape {tuple(target.shape)} is unlike the first one; reshape it.")
+            raise InputError(
+                f"A target of shape {tuple(target.shape)} does not have the number of dimensions of the first one;"
+                " reshape it."
+            )
         weighted = self.loss.labels.weighted(encoded, len(self.shape))
         return replace(self, target=weighted, shape=tuple(encoded.shape[encoded.ndim - len(self.shape) :]))
 
@@ -174,10 +266,13 @@ class Risk:
 @final
 @dataclass(frozen=True)
 class Square(Loss):
-    """ℓ(y, t) = ½|y - t|², summed over outputs; R(y) = ½‖y - y*‖² in F, so m = M = 1.
+    """The square loss ℓ(y, t) = ½|y - t|², summed over outputs.
 
-    >>> Square()(torch.tensor([1.0, 3.0]), torch.tensor([0.0, 0.0]))
-    tensor(2.5000)
+    In F, R(y) = ½‖y - y*‖², so m = M = 1.
+
+    Example:
+        >>> Square()(torch.tensor([1.0, 3.0]), torch.tensor([0.0, 0.0]))
+        tensor(2.5000)
     """
 
     smoothness: ClassVar[float] = 1.0
@@ -185,11 +280,27 @@ class Square(Loss):
     labels: ClassVar[Labels] = Reals()
 
     def terms(self, y: Tensor, target: Tensor) -> Tensor:
-        """½(y - t)²."""
+        """Compute ½(y - t)².
+
+        Args:
+            y: The outputs.
+            target: The encoded targets t.
+
+        Returns:
+            The terms, of the shape of `y`.
+        """
         return 0.5 * (y - target).square()
 
     def slopes(self, y: Tensor, target: Tensor) -> Tensor:
-        """y - t."""
+        """Compute y - t.
+
+        Args:
+            y: The outputs.
+            target: The encoded targets t.
+
+        Returns:
+            The gradient, of the shape of `y`.
+        """
         return y - target
 
     def minimiser(self, target: Tensor) -> Tensor:
@@ -200,10 +311,16 @@ class Square(Loss):
 @final
 @dataclass(frozen=True)
 class Huber(Loss):
-    """ℓ(y, t) = ½(y - t)² where |y - t| ≤ δ, δ(|y - t| - δ/2) beyond, summed over outputs; M = 1, m = 0.
+    """The Huber loss, summed over outputs, with M = 1 and m = 0.
 
-    >>> Huber(delta=1.0)(torch.tensor([3.0]), torch.tensor([0.0]))
-    tensor(2.5000)
+    ℓ(y, t) = ½(y - t)² if |y - t| ≤ δ, and δ(|y - t| - δ/2) otherwise.
+
+    Args:
+        delta: The threshold δ, positive and finite.
+
+    Example:
+        >>> Huber(delta=1.0)(torch.tensor([3.0]), torch.tensor([0.0]))
+        tensor(2.5000)
     """
 
     delta: float | int = 1.0
@@ -213,14 +330,30 @@ class Huber(Loss):
 
     def __post_init__(self) -> None:
         if not 0 < self.delta < math.inf:
-            raise InputError(f"Huber's δ is {self.delta}, and must be positive and finite; pass delta > 0.")
+            raise InputError(f"The Huber threshold is {self.delta} and must be positive and finite; pass delta > 0.")
 
     def terms(self, y: Tensor, target: Tensor) -> Tensor:
-        """Quadratic within δ, linear beyond."""
+        """Compute the Huber loss of each output.
+
+        Args:
+            y: The outputs.
+            target: The encoded targets t.
+
+        Returns:
+            The terms, of the shape of `y`.
+        """
         return F.huber_loss(y, target.expand_as(y), reduction="none", delta=self.delta)
 
     def slopes(self, y: Tensor, target: Tensor) -> Tensor:
-        """y - t, within δ."""
+        """Compute y - t, clamped to [-δ, δ].
+
+        Args:
+            y: The outputs.
+            target: The encoded targets t.
+
+        Returns:
+            The gradient, of the shape of `y`.
+        """
         return (y - target).clamp(-self.delta, self.delta)
 
     def minimiser(self, target: Tensor) -> Tensor:
@@ -231,10 +364,13 @@ class Huber(Loss):
 @final
 @dataclass(frozen=True)
 class Logistic(Loss):
-    """ℓ(y, t) = log(1 + e^{-ty}) with labels t = ±1, summed over outputs; M = 1/4 (attained at y = 0), m = 0.
+    """The logistic loss ℓ(y, t) = log(1 + e^{-ty}) with labels t = ±1, summed over outputs.
 
-    >>> Logistic()(torch.tensor([0.0]), torch.tensor([1]))
-    tensor(0.6931)
+    The constants are M = 1/4, attained at y = 0, and m = 0.
+
+    Example:
+        >>> Logistic()(torch.tensor([0.0]), torch.tensor([1]))
+        tensor(0.6931)
     """
 
     smoothness: ClassVar[float] = 0.25
@@ -242,21 +378,40 @@ class Logistic(Loss):
     labels: ClassVar[Labels] = Signs()
 
     def terms(self, y: Tensor, target: Tensor) -> Tensor:
-        """-log σ(ty); not softplus(-ty), which torch makes linear beyond 20."""
+        """Compute -log σ(ty), which is more accurate than softplus(-ty), which torch makes linear beyond 20.
+
+        Args:
+            y: The outputs.
+            target: The encoded targets t.
+
+        Returns:
+            The terms, of the shape of `y`.
+        """
         return -F.logsigmoid(target * y)
 
     def slopes(self, y: Tensor, target: Tensor) -> Tensor:
-        """-tσ(-ty)."""
+        """Compute -tσ(-ty).
+
+        Args:
+            y: The outputs.
+            target: The encoded targets t.
+
+        Returns:
+            The gradient, of the shape of `y`.
+        """
         return -target * torch.sigmoid(-target * y)
 
 
 @final
 @dataclass(frozen=True)
 class Exponential(Loss):
-    """ℓ(y, t) = e^{-ty} with labels t = ±1, summed over outputs; M = ∞ (none holds everywhere), m = 0.
+    """The exponential loss ℓ(y, t) = e^{-ty} with labels t = ±1, summed over outputs.
 
-    >>> Exponential()(torch.tensor([0.0]), torch.tensor([-1]))
-    tensor(1.)
+    The constants are M = ∞, since the gradient is not Lipschitz, and m = 0.
+
+    Example:
+        >>> Exponential()(torch.tensor([0.0]), torch.tensor([-1]))
+        tensor(1.)
     """
 
     smoothness: ClassVar[float] = math.inf
@@ -264,32 +419,42 @@ class Exponential(Loss):
     labels: ClassVar[Labels] = Signs()
 
     def terms(self, y: Tensor, target: Tensor) -> Tensor:
-        """e^{-ty}."""
+        """Compute e^{-ty}.
+
+        Args:
+            y: The outputs.
+            target: The encoded targets t.
+
+        Returns:
+            The terms, of the shape of `y`.
+        """
         return torch.exp(-target * y)
 
 
 @final
 @dataclass(frozen=True)
 class CrossEntropy(Loss):
-    """ℓ(y, t) = -Σ_c t_c log softmax(y)_c, for class indices (integers) or probabilities t; M = 1/2, m = 0.
+    """The cross-entropy loss ℓ(y, t) = -Σ_c t_c log softmax(y)_c, for class indices (integers) or probabilities t.
 
-    Classes stand in the last dimension; others, such as the T positions of outputs (n, T, V) with targets (n, T), are
-    summed over, and R is the mean over the samples: T times torch's mean over all positions. The Hessian diag(p) - ppᵀ
-    has norm at most 1/2, attained at p = (½, ½, 0, …): uᵀ(diag(p) - ppᵀ)u is the variance of u under p, at most a
-    quarter of the squared range (Popoviciu), and the range of a unit vector is at most √2.
+    The classes are in the last dimension. Other dimensions, such as the T positions of outputs (n, T, V) with targets
+    (n, T), are summed over, and R is the mean over the samples, which is T times torch's mean over all positions. The
+    constants are M = 1/2 and m = 0. The Hessian diag(p) - ppᵀ has norm at most 1/2, attained at p = (½, ½, 0, …):
+    uᵀ(diag(p) - ppᵀ)u is the variance of u under p, which is at most a quarter of the squared range (Popoviciu), and
+    the range of a unit vector is at most √2.
 
-    Where a target is `ignore_index`, the position adds nothing to ℓ, its gradient and its Hessian. A sample all of
-    whose targets are ignored is as if it were not there: R is the mean over the others, and so is the norm of F, in
-    which M is 1/2. For outputs (n, V) this is `torch.nn.functional.cross_entropy(…, ignore_index=…)`, whose mean is
-    over the positions that are left; for (n, T, V) it is that times the number of these positions per sample.
+    If a target is `ignore_index`, its position does not contribute to ℓ, its gradient and its Hessian. A sample whose
+    targets are all ignored is omitted: R and the norm of F are means over the other samples, and M = 1/2 in this norm.
+    For outputs (n, V), this is `torch.nn.functional.cross_entropy(…, ignore_index=…)`, which takes the mean over the
+    remaining positions; for outputs (n, T, V), it is that times the number of remaining positions per sample.
 
     Args:
-        ignore_index: The class of positions that do not count, such as -100 for padding; None if all do.
+        ignore_index: The class index of positions to ignore, such as -100 for padding. `None` ignores no position.
 
-    >>> CrossEntropy()(torch.zeros(1, 2), torch.tensor([1]))
-    tensor(0.6931)
-    >>> CrossEntropy(ignore_index=-100)(torch.zeros(3, 2), [1, -100, 0])
-    tensor(0.6931)
+    Example:
+        >>> CrossEntropy()(torch.zeros(1, 2), torch.tensor([1]))
+        tensor(0.6931)
+        >>> CrossEntropy(ignore_index=-100)(torch.zeros(3, 2), [1, -100, 0])
+        tensor(0.6931)
     """
 
     ignore_index: int | None = None
@@ -298,24 +463,38 @@ class CrossEntropy(Loss):
 
     @property
     def labels(self) -> Labels:
-        """Classes."""
+        """The kind of targets, class indices or probabilities."""
         return Classes(self.ignore_index)
 
     def terms(self, y: Tensor, target: Tensor) -> Tensor:
-        """-t log softmax(y), class by class."""
+        """Compute -t_c log softmax(y)_c for each class.
+
+        Args:
+            y: The outputs.
+            target: The encoded targets t, of the shape of `y`.
+
+        Returns:
+            The terms, of the shape of `y`.
+        """
         return -target * F.log_softmax(y, dim=-1)
 
 
 @final
 @dataclass(frozen=True)
 class Penalised(Loss):
-    """ℓ(y, t) + (μ/2)|y|²: makes any loss strongly convex, with m + μ and M + μ in place of m and M.
+    """A loss with a penalty on the outputs, ℓ(y, t) + (μ/2)|y|², which makes it strongly convex.
 
-    The penalty is on all outputs, those included whose targets the loss ignores.
+    The constants are m + μ and M + μ, where m and M are those of ℓ. The penalty is on all outputs, including those
+    whose targets the loss ignores.
 
-    >>> loss = Penalised(Logistic(), 0.5)
-    >>> loss.strong_convexity, loss.smoothness, round(float(loss.minimiser(torch.tensor([1.0]))), 3)
-    (0.5, 0.75, 0.675)
+    Args:
+        loss: The loss ℓ.
+        weight: The weight μ of the penalty, positive and finite.
+
+    Example:
+        >>> loss = Penalised(Logistic(), 0.5)
+        >>> loss.strong_convexity, loss.smoothness, round(float(loss.minimiser(torch.tensor([1.0]))), 3)
+        (0.5, 0.75, 0.675)
     """
 
     loss: Loss
@@ -324,32 +503,54 @@ class Penalised(Loss):
     def __post_init__(self) -> None:
         if not 0 < self.weight < math.inf:
             raise InputError(
-                f"The penalty's weight is {self.weight}, and must be positive and finite; pass weight > 0."
+                f"The weight of the penalty is {self.weight} and must be positive and finite; pass weight > 0."
             )
 
     @property
     def smoothness(self) -> float:
-        """M + μ."""
+        """The smoothness constant M + μ."""
         return self.loss.smoothness + self.weight
 
     @property
     def strong_convexity(self) -> float:
-        """m + μ."""
+        """The strong convexity constant m + μ."""
         return self.loss.strong_convexity + self.weight
 
     @property
     def labels(self) -> Labels:
-        """Those of the loss."""
+        """The kind of targets that the loss takes."""
         return self.loss.labels
 
     def terms(self, y: Tensor, target: Tensor) -> Tensor:
-        """ℓ + (μ/2)y²."""
+        """Compute the terms of ℓ plus (μ/2)y².
+
+        Args:
+            y: The outputs.
+            target: The encoded targets t.
+
+        Returns:
+            The terms, of the shape of `y`.
+        """
         return self.loss.terms(y, target) + self.weight / 2 * y.square()
 
     def minimiser(self, target: Tensor) -> Tensor:
-        """y*, by gradient descent with steps 1/(M + μ), which contracts by 1 - (m + μ)/(M + μ) each time."""
+        """Compute the minimiser by gradient descent.
+
+        The step size is 1/(M + μ), so that each step contracts by 1 - (m + μ)/(M + μ).
+
+        Args:
+            target: The encoded targets.
+
+        Returns:
+            The outputs at which the penalised loss is smallest.
+
+        Raises:
+            InputError: If the gradient of the loss is not Lipschitz.
+        """
         if not math.isfinite(self.smoothness):
-            raise InputError("The loss has no Lipschitz gradient, and its minimiser is not computed; use another loss.")
+            raise InputError(
+                "The gradient of the loss is not Lipschitz, so its minimiser cannot be computed; use another loss."
+            )
         contraction = 1 - self.strong_convexity / self.smoothness
         steps = 1 if contraction <= 0 else math.ceil(math.log(1e-17) / math.log(contraction))
         y = torch.zeros_like(target)

@@ -1,4 +1,8 @@
-"""Independent random number streams for the parts of one trial: its task, its samples, its network."""
+"""Independent random number streams for the parts of one trial: its task, its samples, its network.
+
+The rule for seeds: what draws from one generator seeds it with `manual_seed(seed)`; what needs several independent
+generators for one seed takes them from `stream(seed, part)`, with a constant `part` for each use.
+"""
 
 from __future__ import annotations
 

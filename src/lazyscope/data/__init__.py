@@ -1,4 +1,4 @@
-"""Data: points drawn by seed and images, the same on every machine."""
+"""Data sets: random points and images, which are the same on every machine for the same seed."""
 
 from lazyscope.data.augment import Batches
 from lazyscope.data.images import Images

@@ -1,8 +1,8 @@
-"""CIFAR-10 as it is handed round: hub Parquet files, the official binary and Python archives, folders of either.
+"""Readers of CIFAR-10 in its common forms: Parquet files from the Hugging Face hub, and the official archives.
 
-Whatever is wrong with a file ends as a `DataError` that names it and the remedy. Nothing is extracted to the disk,
-pickles rebuild arrays, lists and text, never anything else, and sizes that a file claims are compared with those of
-CIFAR-10 before memory is taken.
+The official binary and Python archives can be packed or unpacked. Any problem with a file raises a `DataError` that
+names the file and a remedy. Nothing is extracted to the disk, unpickling only creates arrays, lists and text, and the
+sizes in a file are compared with those of CIFAR-10 before memory is allocated.
 """
 
 from __future__ import annotations
@@ -29,29 +29,32 @@ ADDRESS = "https://huggingface.co/datasets/uoft-cs/cifar10"
 OFFICIAL = "https://www.cs.toronto.edu/~kriz/cifar.html"
 SHAPE = (3, 32, 32)
 ROW = 1 + 3072
-"""Bytes of an image in the binary archive: its class, then red, green and blue, row by row."""
+"""The number of bytes per image in the binary archive: its class, then red, green and blue, row by row."""
 LARGEST = 10_000 * ROW + 10_000_000
-"""Bytes of the largest file of an archive, with room for the file names in the Python one."""
+"""The maximum size in bytes of a file in an archive, including the file names in the Python archive."""
 WHOLE = 7 * LARGEST
-"""Bytes of a whole archive when it is unpacked: six such files, and some small ones."""
+"""The maximum size in bytes of an unpacked archive: six such files, and some small ones."""
 MOST = 50_000
-"""Images in a half of the data set."""
+"""The maximum number of images in a split of the data set."""
 IMAGE = 2**14
-"""Bytes of the largest encoded image: 32×32 pixels of three bytes, and room for what cameras add."""
+"""The maximum size in bytes of an encoded image: 32×32 pixels of three bytes, and metadata."""
 
 
 @final
 @dataclass(frozen=True)
 class Archive:
-    """One half of the data set: all classes, and a function that gives the pixels of chosen rows, (m, 3, 32, 32)."""
+    """One split of the data set."""
 
     source: Path
+    """The file or folder."""
     labels: np.ndarray
+    """The classes of all images."""
     pixels: Callable[[np.ndarray], np.ndarray]
+    """A function from m row indices to the pixels of these images, of shape (m, 3, 32, 32)."""
 
 
 def find(folders: Sequence[Path], split: str) -> Archive | None:
-    """The first form of the data that lies in one of the folders."""
+    """Find the first form of the data in one of the folders."""
     for folder in folders:
         if files := sorted(folder.glob(f"{split}-*.parquet")):
             return _parquet(files)
@@ -71,7 +74,7 @@ _PYTHON = {"train": [f"data_batch_{i}" for i in range(1, 6)], "test": ["test_bat
 
 @contextmanager
 def _reading(file: Path) -> Iterator[None]:
-    """Say what is wrong with a file in one sentence; a damaged one may raise anything."""
+    """Convert any error in reading a file to a `DataError`, since a damaged file may raise any exception."""
     try:
         yield
     except DataError:
@@ -81,7 +84,7 @@ def _reading(file: Path) -> Iterator[None]:
     except Exception as error:
         reason = (str(error).splitlines() or [type(error).__name__])[0]
         raise DataError(
-            f"{file} is damaged or no CIFAR-10 ({reason}); download it again from {ADDRESS} or {OFFICIAL}."
+            f"{file} is damaged or is not CIFAR-10 ({reason}); download it again from {ADDRESS} or {OFFICIAL}."
         ) from error
 
 
@@ -101,7 +104,7 @@ def _content(file: Path) -> bytes:
 
 def _allowed(name: str, size: int) -> int:
     if size > LARGEST:
-        raise ValueError(f"{name} has {size} bytes, and no file of CIFAR-10 has more than {LARGEST}")
+        raise ValueError(f"{name} has {size} bytes, and files of CIFAR-10 have at most {LARGEST}")
     return size
 
 
@@ -113,10 +116,10 @@ def _exactly(file: io.BufferedIOBase, size: int) -> bytes:
 
 
 def _unpacked(file: Path, names: list[str]) -> list[bytes]:
-    """The named members of a tar file, read in one pass and never written anywhere.
+    """Read the named members of a tar file in one pass, without writing anything to disk.
 
-    Read by hand, since Python's `tarfile` believes what a header says: it takes 2 GiB for a name that claims to be as
-    long. Only plain files of plain names are looked at; all else, long names included, is skipped in small pieces.
+    Python's `tarfile` trusts the headers, and allocates 2 GiB for a name that claims to be that long. Here only regular
+    files with short names are read; everything else is skipped in small pieces.
     """
     found: dict[str, bytes] = {}
     with file.open("rb") as raw:
@@ -136,25 +139,25 @@ def _unpacked(file: Path, names: list[str]) -> list[bytes]:
                 size = 0
             for start in range(0, size + padding, 2**20):
                 _exactly(tar, min(2**20, size + padding - start))
-        while (rest := tar.read(2**20)) and left >= 0:  # to the end, where gzip compares its checksum
+        while (rest := tar.read(2**20)) and left >= 0:  # read to the end, where gzip verifies its checksum
             left -= len(rest)
     if missing := [name for name in names if name not in found]:
-        raise ValueError(f"it holds no {missing[0]}")
+        raise ValueError(f"it does not contain {missing[0]}")
     return [found[name] for name in names]
 
 
 def _size(header: bytes) -> int:
-    """The size that the header of a tar member tells, if the header is whole."""
+    """The size of a tar member from its header, whose checksum is verified."""
     told = int(header[148:156].strip(b" \0") or b"0", 8)
     if told != sum(header) - sum(header[148:156]) + 8 * ord(" "):
-        raise ValueError("a header of its members is damaged")
+        raise ValueError("the header of a member is damaged")
     return int(header[124:136].strip(b" \0") or b"0", 8)
 
 
 def _binary(content: bytes, file: Path) -> tuple[np.ndarray, np.ndarray]:
     if not content or len(content) % ROW:
         raise DataError(
-            f"{file} has {len(content)} bytes, which is no multiple of {ROW}; download it again from {OFFICIAL}."
+            f"{file} has {len(content)} bytes, which is not a multiple of {ROW}; download it again from {OFFICIAL}."
         )
     rows = np.frombuffer(content, np.uint8).reshape(-1, ROW)
     return rows[:, 0].astype(np.int64), rows[:, 1:].reshape(-1, *SHAPE)
@@ -162,12 +165,12 @@ def _binary(content: bytes, file: Path) -> tuple[np.ndarray, np.ndarray]:
 
 def _python(content: bytes, file: Path) -> tuple[np.ndarray, np.ndarray]:
     with _reading(file), warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # NumPy deprecates the way in which the authors' NumPy wrote its dtypes
+        warnings.simplefilter("ignore")  # NumPy deprecates the format of dtypes in these old pickles
         table = _unpickled(content)
         names = {_text(name): value for name, value in table.items()}
         labels, pixels = _classes(names["labels"]), names["data"]
         if not isinstance(pixels, np.ndarray) or pixels.dtype != np.uint8 or pixels.shape != (len(labels), 3072):
-            raise ValueError("its data are no rows of 3072 bytes")
+            raise ValueError("its data are not rows of 3072 bytes")
         return labels, pixels.reshape(-1, *SHAPE)
 
 
@@ -175,16 +178,16 @@ def _unpickled(content: bytes) -> Any:
     try:
         return _Arrays(io.BytesIO(content), encoding="bytes").load()
     except EOFError:
-        raise EOFError("Ran out of input: it is truncated") from None
+        raise EOFError("it is truncated: ran out of input") from None
 
 
 def _classes(labels: Any) -> np.ndarray:
-    """A list of whole numbers, or such an array, as an array; lists of lists may stand for more than memory holds."""
+    """Convert a list or array of integers to an array; nested lists could expand to more than the memory holds."""
     if isinstance(labels, list) and not all(type(label) is int for label in labels):
-        raise ValueError("Cannot cast its labels to whole numbers")
+        raise ValueError("its labels are not integers")
     found = np.asarray(labels)
     if found.ndim != 1 or found.dtype.kind not in "iu":
-        raise ValueError("Cannot cast its labels to a row of whole numbers")
+        raise ValueError("its labels are not a row of integers")
     return found.astype(np.int64)
 
 
@@ -193,9 +196,9 @@ def _text(name: Any) -> str:
 
 
 class _Arrays(pickle._Unpickler):
-    """Unpickles arrays, lists, dicts, numbers and text; any other name is refused before it is looked up.
+    """An unpickler of arrays, lists, dictionaries, numbers and text, which rejects any other class by its name.
 
-    In Python, not in C, whose unpickler takes memory for as many objects as the file names.
+    It is the Python implementation, since the C implementation allocates memory for as many objects as the file claims.
     """
 
     _KNOWN: ClassVar[dict[tuple[str, str], Any]] = {
@@ -210,7 +213,7 @@ class _Arrays(pickle._Unpickler):
         try:
             return self._KNOWN[module, name]
         except KeyError:
-            raise pickle.UnpicklingError(f"it asks for {module}.{name}, which no CIFAR-10 file needs") from None
+            raise pickle.UnpicklingError(f"it refers to {module}.{name}, which is not part of CIFAR-10") from None
 
 
 # ── the hub's files ───────────────────────────────────────────────────────────────────────────────────────────────
@@ -218,8 +221,8 @@ def _parquet(files: list[Path]) -> Archive:
     counts = {int(found[1]) for file in files if (found := re.search(r"-of-(\d+)\.parquet$", file.name))}
     if counts and counts != {len(files)}:
         raise DataError(
-            f"{files[0].parent} holds {len(files)} of {max(counts)} files like {files[0].name}; download all from"
-            f" {ADDRESS}."
+            f"{files[0].parent} contains {len(files)} of {max(counts)} files like {files[0].name}; download all of them"
+            f" from {ADDRESS}."
         )
     columns = [_columns(file) for file in files]
     encoded = [(image, file) for (images, _), file in zip(columns, files, strict=True) for image in images]
@@ -228,28 +231,28 @@ def _parquet(files: list[Path]) -> Archive:
 
 
 def _columns(file: Path) -> tuple[list[bytes | None], np.ndarray]:
-    """The encoded images and the classes of one file."""
+    """Read the encoded images and the classes of one file."""
     parquet = required("pyarrow.parquet", "data", "Parquet files")
     with _reading(file):
-        # As a dictionary each image is read once, however often it is said to occur: so its size is known before.
+        # With dictionary encoding, each distinct image is read once, so that its size is known in advance.
         table = parquet.ParquetFile(file, read_dictionary=["img.bytes"])
         size = sum(table.metadata.row_group(i).total_byte_size for i in range(table.num_row_groups))
         if table.metadata.num_rows > MOST or size > WHOLE:
-            raise ValueError(f"it holds {table.metadata.num_rows} rows and {size} bytes")
+            raise ValueError(f"it contains {table.metadata.num_rows} rows and {size} bytes")
         images: list[bytes | None] = []
         labels = [np.empty(0, np.int64)]
         for group in range(table.num_row_groups):
             for batch in table.iter_batches(10_000, row_groups=[group], columns=["img.bytes", "label"]):
                 column = batch.column("img").field("bytes")
                 if (longest := max(map(len, column.dictionary.to_pylist()), default=0)) > IMAGE:
-                    raise ValueError(f"it holds an image of {longest} bytes")
+                    raise ValueError(f"it contains an image of {longest} bytes")
                 images += column.to_pylist()
                 labels.append(_classes(batch.column("label").to_numpy(zero_copy_only=False)))
         return images, np.concatenate(labels)
 
 
 def _decoded(images: list[tuple[bytes | None, Path]]) -> np.ndarray:
-    """Decoded by threads, a few hundred at a time: Pillow leaves the interpreter while it decodes."""
+    """Decode the images in threads, a few hundred at a time; Pillow releases the interpreter lock."""
     pieces = [images[i : i + 250] for i in range(0, len(images), 250)]
     with ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as pool:
         rows = pool.map(lambda piece: b"".join(_pixels(image, file) for image, file in piece), pieces)
@@ -258,19 +261,21 @@ def _decoded(images: list[tuple[bytes | None, Path]]) -> np.ndarray:
 
 
 def _pixels(image: bytes | None, file: Path) -> bytes:
-    """One PNG or JPEG as 32×32×3 bytes; its size is read before it is decoded."""
+    """Decode one PNG or JPEG image to 32×32×3 bytes; its size is checked before it is decoded."""
     content = image or b""
     try:
-        # Not Image.open, which warns of large images, and then opens them.
+        # Image.open would only warn about large images, and then open them.
         name = "Png" if content.startswith(b"\x89PNG") else "Jpeg"
         kind = getattr(required(f"PIL.{name}ImagePlugin", "data", "Encoded images"), f"{name}ImageFile")
         with kind(io.BytesIO(content)) as opened:
             if opened.size != (32, 32):
                 size = "×".join(map(str, opened.size))
-                raise DataError(f"{file} holds an image of {size} pixels, not 32×32; download CIFAR-10 from {ADDRESS}.")
+                raise DataError(
+                    f"{file} contains an image of {size} pixels, not 32×32; download CIFAR-10 from {ADDRESS}."
+                )
             pixels: bytes = (opened if opened.mode == "RGB" else opened.convert("RGB")).tobytes()
             return pixels
     except DataError:
         raise
-    except Exception as error:  # a damaged image may raise anything
+    except Exception as error:  # a damaged image may raise any exception
         raise DataError(f"An image of {file} cannot be decoded ({error}); download it again from {ADDRESS}.") from error

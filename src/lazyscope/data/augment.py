@@ -1,7 +1,8 @@
-"""Minibatches of augmented images, drawn by seed on the CPU and cut out on the device.
+"""Minibatches of augmented images, with random numbers drawn on the CPU and images cropped on the device.
 
-What is random (order, crops, flips) is drawn for a whole epoch at once, as integers, from the seed and the number of
-the epoch alone: every machine sees the same batches, and a run that resumes at an epoch needs no state but its number.
+The order, the crops and the flips of a whole epoch are drawn at once as integers, from the seed and the number of the
+epoch only. Therefore the batches are the same on every machine, and a run that resumes at an epoch only needs its
+number.
 """
 
 from __future__ import annotations
@@ -20,35 +21,56 @@ from lazyscope.errors import InputError
 
 @final
 class Batches:
-    """The images in a new random order each epoch, `size` at a time, cropped at random after padding, and mirrored.
+    """Minibatches of images in a new random order in each epoch, with random crops after padding, and random flips.
 
-    Padding is black, as in the usual pipeline, which pads before it normalises. Every batch has the same size (a step
-    is captured once, and replayed): what is left of an epoch waits for the next one, which has another order.
+    The padding is black, as in the usual pipeline, which pads before normalisation. All batches have the same size, so
+    that a training step can be captured and replayed; images that do not fill a batch are omitted in that epoch.
 
-    >>> pixels = torch.arange(4, dtype=torch.uint8).view(4, 1, 1, 1)
-    >>> batches = Batches(Images(pixels, torch.arange(4), (0.0,), (1.0,), white=1), size=2, seed=0)
-    >>> [batches.take(draw)[1].tolist() for draw in batches.epoch(0)]
-    [[2, 0], [1, 3]]
+    Args:
+        images: The images.
+        size: The number of images in a batch.
+        seed: The seed of the order, the crops and the flips.
+        padding: The number of pixels to pad on each side before cropping. With 0, images are not cropped.
+        flips: Whether to flip images horizontally at random.
+
+    Raises:
+        InputError: If `size` is larger than the number of images.
+
+    Example:
+        >>> pixels = torch.arange(4, dtype=torch.uint8).view(4, 1, 1, 1)
+        >>> batches = Batches(Images(pixels, torch.arange(4), (0.0,), (1.0,), white=1), size=2, seed=0)
+        >>> [batches.take(draw)[1].tolist() for draw in batches.epoch(0)]
+        [[2, 0], [1, 3]]
     """
 
     def __init__(self, images: Images, size: int, *, seed: int, padding: int = 0, flips: bool = False) -> None:
         if not 1 <= size <= len(images):
-            raise InputError(f"A batch of {size} cannot be drawn from {len(images)} images; pass 1 … {len(images)}.")
+            raise InputError(
+                f"A batch of {size} images cannot be drawn from {len(images)} images; pass a size from 1 to"
+                f" {len(images)}."
+            )
         self.images, self.size, self.seed, self.padding, self.flips = images, size, seed, padding, flips
         self.steps = len(images) // size
         height, width = images.pixels.shape[-2:]
         around = F.pad(images.pixels, [padding] * 4)
-        self._padded = around.permute(0, 2, 3, 1).contiguous()  # a pixel's channels side by side: the cut is one gather
+        self._padded = around.permute(0, 2, 3, 1).contiguous()  # channels last, so that a crop is one gather
         self._labels, self._scale, self._shift = images.labels, images.scale(), images.shift()
         self._rows, self._columns = (torch.arange(side, device=around.device) for side in (height, width))
 
     @property
     def device(self) -> torch.device:
-        """Where the images are."""
+        """The device of the images."""
         return self._padded.device
 
     def epoch(self, number: int) -> Int[Tensor, "steps size 4"]:
-        """What an epoch draws, on the CPU: image, rows and columns skipped, mirrored or not."""
+        """Draw the random numbers of an epoch on the CPU.
+
+        Args:
+            number: The number of the epoch.
+
+        Returns:
+            For each image of each batch, its index, the row and the column of its crop, and whether it is flipped.
+        """
         random = np.random.default_rng([self.seed, number])
         used = self.steps * self.size
         order = random.permutation(len(self.images))[:used]
@@ -60,7 +82,14 @@ class Batches:
     def take(
         self, draw: Int[Tensor, "size 4"]
     ) -> tuple[Float[Tensor, "size channels height width"], Int[Tensor, " size"]]:
-        """One batch, channels last, and its classes. Nothing waits for the device, so a CUDA graph can hold it."""
+        """Build one batch, without synchronisation, so that a CUDA graph can capture it.
+
+        Args:
+            draw: The random numbers of the batch, an entry of `epoch`, on the device of the images.
+
+        Returns:
+            The normalised images in channels-last memory format, and their classes.
+        """
         image, down, right, mirrored = draw.unbind(1)
         columns = torch.where(mirrored[:, None] == 1, self._columns.flip(0), self._columns) + right[:, None]
         rows = self._rows + down[:, None]

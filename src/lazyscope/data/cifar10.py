@@ -17,32 +17,42 @@ from lazyscope.data.images import Images
 from lazyscope.errors import DataError
 
 MEAN, STD = (0.4914, 0.4822, 0.4465), (0.2023, 0.1994, 0.2010)
-"""By channel, as the authors have it: the second is the mean of each image's own deviation (of all pixels: 0.247)."""
+"""The mean and standard deviation of each channel, as the authors of the paper use them.
+
+The latter is the mean over the images of the deviation within an image; the deviation over all pixels is 0.247.
+"""
 
 EACH = {"train": 5000, "test": 1000}
-"""Images of every class."""
+"""The number of images of each class."""
 
 VARIABLE = "LAZYSCOPE_DATA"
 
 
 def images(split: Literal["train", "test"]) -> Images:
-    """All images of a split as bytes, in the order of the files; decoded once a process."""
+    """Load all images of a split as bytes, in the order of the files; they are decoded once per process."""
     return _images(folder(), split)
 
 
 def cifar10(
     split: Literal["train", "test"], *, n: int | None = None, seed: int = 0
 ) -> tuple[Float[Tensor, "n 3 32 32"], Int[Tensor, " n"]]:
-    """n images drawn without repetition (all unless said), normalised, and their classes 0–9.
+    """Load normalised images and their classes 0–9, in random order.
 
-    They are shuffled by `seed`: files may hold the classes in any order.
+    Args:
+        split: The split, "train" or "test".
+        n: The number of images, drawn without replacement. `None` loads all images.
+        seed: The seed of the order.
+
+    Returns:
+        The normalised images, of shape (n, 3, 32, 32), and the classes, of shape (n,).
+
+    Raises:
+        DataError: If the data are missing, damaged or incomplete, or there are fewer than n images.
     """
     archive = _archive(folder(), split)
     total = len(archive.labels)
     if n is not None and not 0 < n <= total:
-        raise DataError(
-            f"{n} images were asked for and {archive.source} holds {total} for '{split}'; ask for 1 to {total}."
-        )
+        raise DataError(f"{archive.source} has {total} images for '{split}', and n is {n}; pass n from 1 to {total}.")
     chosen = np.random.default_rng(seed).permutation(total)[:n]
     pixels, labels = archive.pixels(chosen), archive.labels[chosen]
     return Images(
@@ -51,22 +61,22 @@ def cifar10(
 
 
 def normalise(x: Float[Tensor, "n 3 height width"]) -> Float[Tensor, "n 3 height width"]:
-    """Pixels in [0, 1] as the networks of Section 3.2 take them: (x - mean)/std, channel by channel."""
+    """Normalise pixels in [0, 1] to (x - mean)/std in each channel, as for the networks of Section 3.2."""
     mean, std = (x.new_tensor(values)[:, None, None] for values in (MEAN, STD))
     return (x - mean) / std
 
 
 def folder() -> Path:
-    """The folder of data sets, from LAZYSCOPE_DATA or the command line's --data-dir."""
+    """The folder of data sets, from LAZYSCOPE_DATA or the command-line option --data-dir."""
     named = os.environ.get(VARIABLE)
     if not named:
-        raise DataError(f"CIFAR-10 is not here, because {VARIABLE} is not set; {_HOW}")
+        raise DataError(f"CIFAR-10 was not found because {VARIABLE} is not set; {_HOW}")
     return Path(named).expanduser()
 
 
 _HOW = (
     f"download {{train,test}}-*.parquet from {ADDRESS} (folder plain_text), or cifar-10-binary.tar.gz or"
-    f" cifar-10-python.tar.gz from {OFFICIAL}, into a folder cifar10, and name the folder around it with --data-dir or"
+    f" cifar-10-python.tar.gz from {OFFICIAL}, into a folder cifar10, and pass its parent folder with --data-dir or"
     f" {VARIABLE}."
 )
 
@@ -79,7 +89,7 @@ def _images(root: Path, split: Literal["train", "test"]) -> Images:
 
 
 def _archive(root: Path, split: Literal["train", "test"]) -> Archive:
-    """What lies in the folder, or in cifar10 inside of it, if it is all there."""
+    """Find the data in the folder or in its subfolder cifar10, and check that they are complete."""
     archive = find([root / "cifar10", root / "cifar10" / "plain_text", root, root / "plain_text"], split)
     if archive is None:
         raise DataError(f"There is no CIFAR-10 ('{split}') in {root}; {_HOW}")
@@ -92,7 +102,7 @@ def _archive(root: Path, split: Literal["train", "test"]) -> Archive:
     counts = np.bincount(labels, minlength=10)
     if (counts != EACH[split]).any():
         raise DataError(
-            f"{archive.source} holds {len(labels)} images for '{split}', {counts.min()} to {counts.max()} of a class,"
-            f" and CIFAR-10 has {EACH[split]} of each; download it again from {ADDRESS}."
+            f"{archive.source} has {len(labels)} images for '{split}', {counts.min()} to {counts.max()} per class, and"
+            f" CIFAR-10 has {EACH[split]} per class; download it again from {ADDRESS}."
         )
     return archive

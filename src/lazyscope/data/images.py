@@ -1,4 +1,4 @@
-"""Images as bytes, with their classes and the way networks take them."""
+"""Images as bytes, with their classes and their normalisation."""
 
 from __future__ import annotations
 
@@ -13,38 +13,51 @@ from torch import Tensor
 @final
 @dataclass(frozen=True)
 class Images:
-    """Pixels 0 … `white`, and classes; a byte a pixel keeps 60 000 colour images of 32×32 in 180 MB on any device.
+    """Images stored as bytes, with their classes.
 
-    Networks take (pixel/white - mean)/std, channel by channel.
+    With one byte per pixel and channel, 60 000 colour images of 32×32 pixels take 180 MB. The inputs of networks are
+    (pixel/white - mean)/std in each channel.
     """
 
     pixels: UInt8[Tensor, "n channels height width"]
+    """The pixels, from 0 to `white`."""
     labels: Int[Tensor, " n"]
+    """The classes."""
     mean: tuple[float, ...]
+    """The mean of each channel, on the scale from 0 to 1."""
     std: tuple[float, ...]
+    """The standard deviation of each channel, on the scale from 0 to 1."""
     white: int = 255
+    """The value of a white pixel."""
 
     def __len__(self) -> int:
         return len(self.labels)
 
     def to(self, device: torch.device | str) -> Images:
-        """The same images on another device."""
+        """Copy the images to another device.
+
+        Args:
+            device: The device.
+
+        Returns:
+            The images on this device.
+        """
         return replace(self, pixels=self.pixels.to(device), labels=self.labels.to(device))
 
     def __getitem__(self, rows: slice) -> Images:
-        """Some of the images."""
+        """Select some of the images."""
         return replace(self, pixels=self.pixels[rows], labels=self.labels[rows])
 
     def normalised(self) -> Float[Tensor, "n channels height width"]:
-        """What a network takes, all at once."""
+        """Compute the normalised images, of shape (n, channels, height, width)."""
         return torch.addcmul(self.shift(), self.pixels.float(), self.scale())
 
     def scale(self) -> Float[Tensor, "channels 1 1"]:
-        """1/(white·std), on the device of the pixels."""
+        """Compute 1/(white·std) for each channel, on the device of the pixels."""
         return self._channels([1 / (self.white * std) for std in self.std])
 
     def shift(self) -> Float[Tensor, "channels 1 1"]:
-        """-mean/std."""
+        """Compute -mean/std for each channel, on the device of the pixels."""
         return self._channels([-mean / std for mean, std in zip(self.mean, self.std, strict=True)])
 
     def _channels(self, values: list[float]) -> Float[Tensor, "channels 1 1"]:

@@ -23,6 +23,7 @@ from lazyscope.lab.fit import exponent
 from lazyscope.lab.style import BLACK, BLUE, GREEN, ORANGE, RED, panels
 from lazyscope.loss import Square
 from lazyscope.model.base import Model
+from lazyscope.stream import stream
 from lazyscope.tangent.limit import limit_kernel
 
 VARIANCES: dict[str, Any] = {"weight_variance": 2.0, "bias_variance": 0.1}
@@ -54,11 +55,11 @@ def nets(depth: int, width: int, seeds: Sequence[int], device: torch.device) -> 
     sizes = [2, *[width] * (depth - 1), 1]
     # As in `limit_kernel`, the first layer is not divided by its fan-in.
     scales = [math.sqrt(VARIANCES["weight_variance"] / (fan_in if i else 1)) for i, fan_in in enumerate(sizes[:-1])]
-    random = [torch.Generator().manual_seed(1000 * width + seed) for seed in seeds]
+    random = [stream(seed, width) for seed in seeds]  # nets of different widths are independent
     w0 = {}
     for i in range(depth):
-        w0[f"w{i}"] = torch.stack([torch.randn(sizes[i], sizes[i + 1], generator=stream) for stream in random])
-        w0[f"b{i}"] = torch.stack([torch.randn(1, sizes[i + 1], generator=stream) for stream in random])
+        w0[f"w{i}"] = torch.stack([torch.randn(sizes[i], sizes[i + 1], generator=each) for each in random])
+        w0[f"b{i}"] = torch.stack([torch.randn(1, sizes[i + 1], generator=each) for each in random])
 
     def forward(w: Mapping[str, Tensor], x: Tensor) -> Tensor:
         z = x.expand(len(seeds), -1, -1)

@@ -169,12 +169,13 @@ class Recording:
     ) -> Trajectory:
         """Build the trajectory; times that were not reached because all members had ended repeat the last entry."""
         count = len(times)
+        lost = ~self.columns[-1]["loss"].isfinite()
         return Trajectory(
             times=times,
             **_stacked(self.columns, count),
             alpha=self.objective.coordinates.alpha,
-            converged=converged,
-            diverged=diverged,
+            converged=converged & ~lost,
+            diverged=diverged | lost,
             steps=steps,
             params=_stacked(self.params, count) if self.keep_params else None,
             observed=_stacked(self.observations, count) if self.observe is not None else {},

@@ -163,7 +163,7 @@ def conic_descent(
 
 
 def safe_step(functional: Functional, measure: Measure) -> float:
-    """A first guess for α = β in `conic_descent`: 1/(4·max(|J'|, λ)) at the start, so that steps of log r are below ½."""
+    """A first guess for α = β in `conic_descent`: 1/(4·max(|J'|, λ)) at the start, for steps of log r below ½."""
     derivative = functional.variation(measure).derivative.abs()
     size = max(float(derivative.max()), float(torch.as_tensor(functional.penalty, device="cpu").max()))
     return 1 / (4 * size) if size else math.inf

@@ -24,7 +24,7 @@ class Precision:
 
     @contextmanager
     def settings(self) -> Iterator[None]:
-        """Apply the settings to forward and backward passes within the context, and restore the previous ones after it."""
+        """Apply the settings to forward and backward passes within the context, and restore the previous ones."""
         cudnn, matmul = torch.backends.cudnn, torch.backends.cuda.matmul
         before = (cudnn.allow_tf32, matmul.allow_tf32, cudnn.benchmark)
         cudnn.allow_tf32, matmul.allow_tf32, cudnn.benchmark = self.tf32, self.tf32, True

@@ -48,6 +48,20 @@ def fingerprint(experiment: Experiment) -> str:
     return code_behind(experiment.trial, experiment.name).fingerprint
 
 
+def source_hash(experiment: Experiment) -> str:
+    """Compute a hash of the code of an experiment's trials, whatever the release of torch.
+
+    A record keeps it, so that a record of other code than the present one can be marked.
+
+    Args:
+        experiment: The experiment.
+
+    Returns:
+        Sixteen hexadecimal digits.
+    """
+    return code_behind(experiment.trial, experiment.name).source
+
+
 def drawing_code(experiment: Experiment) -> Code:
     """Compute a hash of the code that draws the figure and checks the claims.
 
@@ -80,10 +94,12 @@ class Code:
     Args:
         fingerprint: The hash of the code, sixteen hexadecimal digits.
         files: The file of each module that is part of the hash, by the name of the module.
+        source: The hash of the code alone, without the release of torch.
     """
 
     fingerprint: str
     files: dict[str, Path]
+    source: str = ""
 
 
 def code_behind(function: Callable[..., object], experiment: str) -> Code:
@@ -115,7 +131,7 @@ class _Behind:
 
     def __init__(self, experiment: str, function: Callable[..., object]) -> None:
         self._experiment = experiment
-        self._texts = [f"torch {re.split(r'[+]', torch.__version__)[0]}"]
+        self._texts: list[str] = []
         self._packages = {"lazyscope", _module_of(function).partition(".")[0]}
         self._own: dict[str, bool] = {}
         self._entered: dict[int, object] = {}  # keeps the objects alive, so that their ids stay unique
@@ -143,7 +159,9 @@ class _Behind:
         for name in {parent for module in (*modules, *self._files) for parent in _around(module)} - modules.keys():
             if (path := file_of(name)) is not None:
                 modules[name], self._files[name] = read(path, name).code, path
-        return Code(_hash(texts + [f"{name}\n{modules[name]}" for name in sorted(modules)]), self._files)
+        texts += [f"{name}\n{modules[name]}" for name in sorted(modules)]
+        release = f"torch {re.split(r'[+]', torch.__version__)[0]}"
+        return Code(_hash([release, *texts]), self._files, _hash(texts))
 
     def _statements(self, module: str) -> tuple[list[ast.stmt], list[ast.AST]]:
         """Return the statements of a module that the visited functions use, and the visited lambdas of the module."""

@@ -78,6 +78,7 @@ class Outcome:
         runs: The cost of each training run.
         basis: A hash of the trials and of the code that draws and checks them. As long as it is unchanged, the figure
             is not drawn again.
+        code: The hash of the code of the trials. If it differs from that of the present code, the record is stale.
     """
 
     name: str
@@ -92,6 +93,7 @@ class Outcome:
     svg: bytes
     runs: tuple[Run, ...] = ()
     basis: str = field(default="", compare=False)
+    code: str = field(default="", compare=False)
 
     @property
     def holds(self) -> bool:

@@ -13,7 +13,7 @@ import matplotlib as mpl
 import torch
 
 from lazyscope.errors import ExperimentError, StoreError
-from lazyscope.lab.code import drawing_code, fingerprint
+from lazyscope.lab.code import drawing_code, fingerprint, source_hash
 from lazyscope.lab.crew import PATIENCE
 from lazyscope.lab.executor import Drawn, Executor, Task, here
 from lazyscope.lab.experiment import SCALES, Experiment, Params
@@ -244,7 +244,7 @@ class _Drawing:
         """Wait for the outcome and save it. If a worker could not draw it, it is drawn in this process."""
         if self._kept is None:
             try:
-                made = replace(self._made(), basis=self._basis)
+                made = replace(self._made(), basis=self._basis, code=source_hash(self._view.experiment))
             except Exception as error:
                 self._kept = failed(self._name, "figure", [error], self._store.root)
             else:
@@ -279,7 +279,7 @@ def evaluate(experiment: Experiment, scale: str, store: Store) -> Outcome:
     view = _view(experiment, scale, store, fingerprint(experiment), setting(experiment))
     basis = _basis(view, _drawing(experiment))
     try:
-        made = replace(view.outcome(), basis=basis)
+        made = replace(view.outcome(), basis=basis, code=source_hash(experiment))
     except Exception as error:
         raise failed(experiment.name, "figure", [error], store.root) from error
     made.save(store.root)

@@ -110,7 +110,7 @@ class BilinearNorm:
     residual: float
     """The relative residual at `direction`."""
     status: str
-    """"converged", or "horizon" if the best ascent did not converge within the iterations."""
+    """The status "converged", or "horizon" if the best ascent did not converge within the iterations."""
     starts: int
     """The number of starts."""
     agreeing: int
@@ -245,7 +245,7 @@ def ascend(
         u, d = cos * u + sin * d, cos * d - sin * u
         u = u / u.norm(dim=1, keepdim=True)
         direction, slope = length * d, gradient - _along(gradient, u) * u
-    value = check_finite(form.pair(u, u).norm(dim=1), "The second derivative")  # as it is, not as it was carried along
+    value = check_finite(form.pair(u, u).norm(dim=1), "The second derivative")  # not by the recurrence
     return Ascent(value.double(), u, residual.double(), residual <= tolerance, iteration)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 
+import torch
 from torch import Tensor
 
 from lazyscope.errors import ModelError
@@ -23,14 +24,14 @@ def check_finite(t: Tensor, what: str) -> Tensor:
         ModelError: If a value is not finite.
 
     Example:
-        >>> import torch
         >>> check_finite(torch.tensor([1.0]), "The result")
         tensor([1.])
     """
     # The sum is not finite if a value is not, and needs one pass; only if it is not finite are the values examined.
     if not math.isfinite(float(t.detach().sum())) and not bool(t.isfinite().all()):
+        remedy = "" if t.dtype == torch.float64 else ", or compute in float64"
         raise ModelError(
             f"{what} contains NaN or infinite values because numbers overflow in {t.dtype}; rescale the inputs or the"
-            " weights, or compute in float64."
+            f" weights{remedy}."
         )
     return t

@@ -35,7 +35,9 @@ class Model(Studied):
     and build the model themselves.
 
     The output must be a deterministic function of the parameters and the inputs. Call `net.eval()` first if the
-    module contains dropout or batch normalisation.
+    module contains dropout or batch normalisation. The forward is traced the first time it is needed for inputs of
+    some shape, and the trace is kept: values that the forward takes from elsewhere (global variables, attributes,
+    environment variables) are those of that time. Build a new `Model` after changing one of them.
 
     Derivatives are computed by autograd in reverse mode, so `detach()`, `torch.no_grad()` and `.data` in the forward
     stop them, as they do in ordinary training. A complex parameter is represented by a real tensor with one more

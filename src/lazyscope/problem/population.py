@@ -13,9 +13,10 @@ from torch import Tensor
 from torch.nn.functional import normalize
 
 from lazyscope.model.particles import ReluPopulation
+from lazyscope.stream import stream
 
-_STREAM = 1 << 31
-"""Added to a student's seed, as it must not depend on its teacher's; torch reads 32 bits of a seed on the CPU."""
+_SIGNS, _STUDENT = 1, 2
+"""The parts of a seed's random numbers that the teacher's signs and the student use."""
 
 
 @final
@@ -53,8 +54,7 @@ class PopulationTeacher:
 
     @staticmethod
     def _of(inner: Tensor, seeds: Sequence[int], device: torch.device | str) -> PopulationTeacher:
-        random = [torch.Generator().manual_seed(_STREAM // 2 + seed) for seed in seeds]
-        outer = torch.stack([_signs(inner.shape[1], stream) for stream in random])
+        outer = torch.stack([_signs(inner.shape[1], stream(seed, _SIGNS)) for seed in seeds])
         return PopulationTeacher(ReluPopulation(outer.to(device), inner.to(device)))
 
     @property
@@ -66,14 +66,10 @@ class PopulationTeacher:
 
 def student(width: int, dim: int, seeds: Sequence[int], *, tau: float | int = 1.0) -> Float[Tensor, "seeds m p"]:
     """Particles with a = ±τ and b uniform on the sphere of radius τ: Π₂ of their law has full support."""
-    streams = [torch.Generator().manual_seed(_STREAM + seed) for seed in seeds]
-    inner = torch.stack(
-        [
-            normalize(torch.randn(width, dim, generator=stream, dtype=torch.float64, device="cpu"), dim=-1)
-            for stream in streams
-        ]
-    )
-    outer = torch.stack([_signs(width, stream) for stream in streams])
+    generators = [stream(seed, _STUDENT) for seed in seeds]
+    draws = [torch.randn(width, dim, generator=each, dtype=torch.float64, device="cpu") for each in generators]
+    inner = normalize(torch.stack(draws), dim=-1)
+    outer = torch.stack([_signs(width, each) for each in generators])
     return tau * torch.cat([outer[..., None], inner], dim=-1)
 
 

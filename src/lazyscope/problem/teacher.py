@@ -13,8 +13,11 @@ from torch.nn.functional import normalize
 
 from lazyscope.data.sphere import sphere
 from lazyscope.model.two_layer import TwoLayer
+from lazyscope.stream import stream
 
 _NEURONS = 3
+_SIGNS = 1
+"""The part of a seed's random numbers that the signs use."""
 """m₀ of section 3.1."""
 
 
@@ -39,10 +42,7 @@ class Teacher:
     def draw(dim: int, train: int, test: int, seeds: Sequence[int], device: torch.device | str = "cpu") -> Teacher:
         """Directions, signs and points, all uniform and independent."""
         points = sphere(_NEURONS + train + test, dim, seeds)
-        # No points and no student have a negative seed, so the signs are independent of them.
-        random = [torch.Generator().manual_seed(-1 - seed) for seed in seeds]
-        signs = torch.stack([torch.rand(_NEURONS, generator=stream, device="cpu") for stream in random]).sub(0.5).sign()
-        answer = TwoLayer(signs, points[:, :_NEURONS]).to(device)
+        answer = TwoLayer(torch.stack([random_signs(_NEURONS, seed) for seed in seeds]), points[:, :_NEURONS]).to(device)
         x, x_test = points[:, _NEURONS:].to(device).tensor_split((train,), dim=1)
         return Teacher(answer, x, answer(x), x_test, answer(x_test))
 
@@ -54,3 +54,16 @@ class Teacher:
         mass = net.a.abs() * net.b.norm(dim=-1)
         found: Tensor = (mass * near).sum(-1) / mass.sum(-1)
         return found
+
+
+def random_signs(count: int, seed: int) -> Float[Tensor, "count"]:
+    """Draw the signs of a teacher's neurons, independently of its points.
+
+    Args:
+        count: The number of neurons.
+        seed: The seed of the problem.
+
+    Returns:
+        Values ±1, in float32.
+    """
+    return torch.rand(count, generator=stream(seed, _SIGNS), device="cpu").sub(0.5).sign()

@@ -1,6 +1,6 @@
 """Gradient descent on convex functions, `w_{t+1} = w_t - η F'(w_t)`: the statements of the lecture, with proofs.
 
-Every statement is about the gap `w_t - w*`. Arguments broadcast, so one call can evaluate many step sizes η and times t.
+Every statement is about the gap `w_t - w*`. Arguments broadcast, so one call evaluates many step sizes η and times t.
 """
 
 from __future__ import annotations
@@ -94,8 +94,8 @@ def absolute(gap: Tensor, slope: Number, lr: Number, steps: Number) -> Tensor:
     """Compute the gap of gradient descent on `F(w) = G|w - w*|`.
 
     The gap shrinks by `s = ηG` per step and then oscillates between `r` and `r - s`. Proof: write `|w₀ - w*| = qs + r`
-    with 0 ≤ r < s. The first q steps do not cross w* and leave the gap r. If r > 0, one step leads to r - s < 0, and the
-    next one back to r. If r = 0, the gap stays 0, with the subgradient 0 at w*.
+    with 0 ≤ r < s. The first q steps do not cross w* and leave the gap r. If r > 0, one step leads to r - s < 0, and
+    the next one back to r. If r = 0, the gap stays 0, with the subgradient 0 at w*.
 
     Args:
         gap: The initial gap w₀ - w*.
@@ -119,8 +119,8 @@ def absolute_step(slope: Real, accuracy: Real) -> float:
     """Compute the step size `η = ε/G²`, with which `F(w_t) - F* ≤ ε` for every `t ≥ |w₀ - w*|G/ε`.
 
     F - F* then oscillates, and two successive values add up to ε. Proof: s = ηG = ε/G, so q ≤ |w₀ - w*|G/ε, and from
-    step q on, F - F* is Gr or G(s - r), both at most Gs = ε. The slides print `η = G/ε`, which has the wrong unit (η has
-    the unit of w²/F, and G/ε that of 1/w). Then s = G²/ε, and the two final values of F - F* add up to G³/ε, so the
+    step q on, F - F* is Gr or G(s - r), both at most Gs = ε. The slides print `η = G/ε`, which has the wrong unit (η
+    has the unit of w²/F, and G/ε that of 1/w). Then s = G²/ε, and the two final values of F - F* add up to G³/ε, so the
     accuracy ε is missed at every other step, or at every step, if G³ > 2ε².
 
     Args:
@@ -163,8 +163,8 @@ def huber_time(distance: Tensor, lr: Number) -> Tensor:
 def huber(gap: Tensor, lr: Number, steps: Number) -> Tensor:
     """Compute the gap of gradient descent on the Huber function for `0 < η ≤ 2`, linear at first and then geometric.
 
-    For w₀ > 0 and k = `huber_time`, `w_t = w₀ - tη` for t ≤ k and `w_t = (1 - η)^{t-k} (w₀ - kη)` after that. Proof: for
-    |w| > 1, the slope is ±1. The last step of this phase leads to (1 - η, 1], inside [-1, 1] where F = w²/2, and w
+    For w₀ > 0 and k = `huber_time`, `w_t = w₀ - tη` for t ≤ k and `w_t = (1 - η)^{t-k} (w₀ - kη)` after that. Proof:
+    for |w| > 1, the slope is ±1. The last step of this phase leads to (1 - η, 1], inside [-1, 1] where F = w²/2, and w
     stays there since |1 - η| ≤ 1. For η > 2, the result is NaN: the minimum is unstable, but unlike on a quadratic, w
     does not diverge. Then |w_t| ≤ max(|w₀|, η), and w ends in a cycle with `|w_t| + |w_{t+1}| = η` (any |w| in
     [1, η - 1] moves to η - |w|, which is in the same interval).

@@ -25,6 +25,7 @@ from lazyscope.loss import Logistic, Loss
 from lazyscope.model.base import Model
 from lazyscope.model.coordinates import Alpha, Coordinates, Pull, Studied, check_alpha
 from lazyscope.model.two_layer import TwoLayer
+from lazyscope.problem.teacher import random_signs
 from lazyscope.tangent.spectrum import Spectrum
 from lazyscope.theory.relative_scale import KinkWarning, RelativeScale, relative_scale
 
@@ -115,8 +116,7 @@ class Lesson:
 
 def circle_teacher(neurons: int, seed: int) -> TwoLayer:
     """Σ_j ±max(b_j·x, 0) in the plane with unit b_j; with three neurons, that of `Teacher.draw(2, 15, 1000, …)`."""
-    signs = torch.rand(neurons, generator=torch.Generator().manual_seed(-1 - seed), device="cpu").sub(0.5).sign()
-    return TwoLayer(signs.double(), sphere(POINTS, 2, [seed])[0, :neurons].double())
+    return TwoLayer(random_signs(neurons, seed).double(), sphere(POINTS, 2, [seed])[0, :neurons].double())
 
 
 def student(width: int, seed: int, *, symmetrised: bool) -> TwoLayer:
