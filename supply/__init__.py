@@ -1,1 +1,1 @@
-"""What lazyscope is made of: pins with their hashes, licences, and the bill of materials of a release."""
+"""The dependencies of lazyscope: pinned versions with hashes, licences, and the bill of materials of a release."""

@@ -1,6 +1,6 @@
-"""Writes the software bill of materials of a release, CycloneDX 1.6 in JSON, from what is installed.
+"""Write the software bill of materials of a release, in CycloneDX 1.6 JSON, from the installed packages.
 
-`make bill` runs it in the environment that the set-up made, and puts it into `dist`, beside the wheel.
+`make bill` runs this script in the environment that `make setup` created, and writes the file to `dist`.
 """
 
 from __future__ import annotations
@@ -18,23 +18,23 @@ from supply.pins import ROOT, canonical, dependencies, pins
 
 
 def reference(name: str, version: str) -> str:
-    """A package's URL, by which a bill of materials names it.
+    """Format the package URL that identifies a package in a bill of materials.
 
     Args:
-        name: The package.
-        version: Its version.
+        name: The name of the package.
+        version: The version of the package.
 
     Returns:
-        `pkg:pypi/name@version`.
+        The URL `pkg:pypi/name@version`.
     """
     return f"pkg:pypi/{canonical(name)}@{version.replace('+', '%2B')}"
 
 
 def bill() -> dict[str, Any]:
-    """The bill of this release: lazyscope, every pinned package with its licence and hashes, and who needs whom.
+    """Create the bill of materials: lazyscope, all pinned packages with licences and hashes, and their dependencies.
 
     Returns:
-        A CycloneDX document. The same pins give the same document.
+        A CycloneDX document. Equal pinned versions give equal documents.
     """
     pinned, digests = pins(), _digests()
     own = distribution("lazyscope").version
@@ -83,7 +83,7 @@ def bill() -> dict[str, Any]:
 
 
 def main() -> None:
-    """Write the bill."""
+    """Write the bill of materials."""
     target = ROOT / "dist" / f"lazyscope-{distribution('lazyscope').version}.cdx.json"
     target.parent.mkdir(exist_ok=True)
     target.write_text(json.dumps(bill(), indent=1) + "\n", encoding="utf-8")
@@ -91,7 +91,7 @@ def main() -> None:
 
 
 def _digests(path: Path = HASHES) -> dict[str, list[str]]:
-    """The hashes of every package in `hashes.txt`."""
+    """Read the hashes of every package from `hashes.txt`."""
     entries = [entry for entry in re.split(r"\n(?=\S)", path.read_text(encoding="utf-8")) if "==" in entry]
     return {canonical(entry.partition("==")[0]): re.findall(r"sha256:(\w+)", entry) for entry in entries}
 

@@ -1,8 +1,8 @@
-"""Writes `hashes.txt`: every pin with the SHA-256 of the files that PyPI has for it, for `pip --require-hashes`.
+"""Write `hashes.txt`: every pinned package with the SHA-256 of its files on PyPI, for `pip --require-hashes`.
 
-`make hashes` runs it after `constraints.txt` has changed; it needs the network. Of a version it keeps the hashes of all
-files that a supported machine could use: wheels for CPython 3.11 or later on Linux (glibc), macOS and Windows, 64 bits,
-and sources.
+Run `make hashes` after `constraints.txt` has changed; it needs access to the network. For each version it keeps the
+hashes of all files that a supported machine could use: wheels for CPython 3.11 or later on 64-bit Linux (glibc), macOS
+and Windows, and source archives.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ INDEX = "https://pypi.org/simple"
 TARGET = Path(__file__).with_name("hashes.txt")
 
 ELSEWHERE = {
-    # torch's build without CUDA, which PyPI does not have, for CPython 3.11 on Linux, x86-64: where the tests run.
+    # The CPU build of torch for CPython 3.11 on Linux, x86-64, on which the tests run. It is not on PyPI.
     ("torch", "2.13.0"): ["6746dbcbeb526eb61330b76b41ff1b4eb848951103a892eeb080dfa2b264667b"],
 }
-"""Files of other indexes, by package and version."""
+"""The hashes of files on other indexes, by package and version."""
 
 _HEAD = """\
 # Written by `make hashes` from constraints.txt; do not edit. `pip --require-hashes` installs nothing else.
@@ -34,13 +34,13 @@ _OTHER = re.compile(r"musllinux|win32|win_arm64|i686|armv|ppc64|s390x|riscv64|lo
 
 
 def usable(file: str) -> bool:
-    """Whether a supported machine could install a file: a wheel for one of them, or a source archive.
+    """Decide whether a supported machine could install a file.
 
     Args:
-        file: Its name.
+        file: The name of the file.
 
     Returns:
-        Whether its hash belongs to the list.
+        True for a source archive, and for a wheel for a supported version of Python and a supported platform.
     """
     if not file.endswith(".whl"):
         return file.endswith((".tar.gz", ".zip"))
@@ -51,13 +51,13 @@ def usable(file: str) -> bool:
 
 
 def version_of(file: str) -> str:
-    """The version in the name of a wheel or a source archive.
+    """Extract the version from the name of a wheel or a source archive.
 
     Args:
-        file: The name.
+        file: The name of the file.
 
     Returns:
-        The version as the file spells it.
+        The version, as it is written in the name.
     """
     if file.endswith(".whl"):
         return file.split("-")[1]
@@ -65,13 +65,13 @@ def version_of(file: str) -> str:
 
 
 def files(name: str) -> dict[str, str]:
-    """Every file of a package on PyPI.
+    """List all files of a package on PyPI.
 
     Args:
-        name: The package.
+        name: The name of the package.
 
     Returns:
-        SHA-256 by file name.
+        The SHA-256 of each file, by file name.
     """
     with urllib.request.urlopen(f"{INDEX}/{canonical(name)}/", timeout=60) as page:
         text = page.read().decode()
@@ -80,24 +80,24 @@ def files(name: str) -> dict[str, str]:
 
 
 def entry(name: str, version: str) -> str:
-    """The lines of one package.
+    """Format the lines of one package.
 
     Args:
-        name: The package.
-        version: Its version.
+        name: The name of the package.
+        version: The pinned version.
 
     Returns:
-        The pin and its hashes, as pip reads them.
+        The pinned version and its hashes, in the format of pip.
     """
     known = [digest for file, digest in files(name).items() if version_of(file) == version and usable(file)]
     digests = sorted({*known, *ELSEWHERE.get((name, version), [])})
     if not digests:
-        raise SystemExit(f"PyPI has no file of {name} {version} that could be installed; pin another version.")
+        raise SystemExit(f"PyPI has no installable file of {name} {version}; pin another version.")
     return " \\\n".join([f"{name}=={version}", *(f"    --hash=sha256:{digest}" for digest in digests)])
 
 
 def main() -> None:
-    """Ask for all packages, eight at a time, and write the file."""
+    """Query PyPI for all packages, eight at a time, and write the file."""
     with ThreadPoolExecutor(8) as pool:
         entries = list(pool.map(entry, *zip(*pins().items(), strict=True)))
     TARGET.write_text(_HEAD + "\n".join(entries) + "\n", encoding="utf-8")

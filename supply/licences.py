@@ -1,6 +1,6 @@
-"""Writes `LICENCES.md`: the licence of every package that the set-up installs, as its own metadata say.
+"""Write `LICENCES.md`, which lists the licence of every package that the set-up installs, according to its metadata.
 
-`make licences` runs it in the environment that the set-up made.
+`make licences` runs this script in the environment that `make setup` created.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ NAMES = {
     "Python Software Foundation License": "PSF-2.0",
     "The Unlicense (Unlicense)": "Unlicense",
 }
-"""Classifiers by the shorter name."""
+"""Short names of licences, by classifier."""
 
 _HEAD = """\
 # Licences
 
-lazyscope itself is under the [MIT licence](LICENSE). It contains no code of other packages. The set-up installs these,
-each under its own licence, as its metadata say. `pip install lazyscope` installs those marked *needed*; the others come
-with extras, or are tools for tests and documentation. This list is written by `make licences`.
+lazyscope is released under the [MIT licence](LICENSE). It contains no code of other packages. The set-up installs the
+following packages, each under its own licence, according to its metadata. `pip install lazyscope` installs those marked
+*needed*; the others belong to extras, or are tools for tests and documentation. `make licences` writes this list.
 
 | package | version | licence | |
 |---|---|---|---|
@@ -35,13 +35,13 @@ with extras, or are tools for tests and documentation. This list is written by `
 
 
 def licence(name: str) -> str:
-    """The licence of an installed package: its expression, its classifiers, or the first line of its own text.
+    """Find the licence of an installed package: its licence expression, its classifiers, or the first line of its text.
 
     Args:
-        name: The package.
+        name: The name of the package.
 
     Returns:
-        A short name; empty if it states none.
+        The short name of the licence, or an empty string if the package states none.
     """
     told = distribution(name).metadata
     if expressions := told.get_all("License-Expression"):
@@ -54,10 +54,10 @@ def licence(name: str) -> str:
 
 
 def needed() -> set[str]:
-    """What `pip install lazyscope` brings, dependencies of dependencies included.
+    """Find the packages that `pip install lazyscope` installs, including indirect dependencies.
 
     Returns:
-        Canonical names.
+        The normalised names.
     """
     found: set[str] = set()
     waiting = ["lazyscope"]
@@ -69,18 +69,18 @@ def needed() -> set[str]:
 
 
 def main() -> None:
-    """Write the table; a package that is not installed, or states no licence, is an error."""
+    """Write the table. A package that is not installed, or states no licence, is an error."""
     core, rows, silent = needed(), [], []
     for name, version in pins().items():
         try:
             told = licence(name)
         except PackageNotFoundError:
-            raise SystemExit(f"{name} is pinned and not installed; run make setup first.") from None
+            raise SystemExit(f"{name} is pinned but not installed; run make setup first.") from None
         if not told:
             silent.append(name)
         rows.append(f"| {name} | {version} | {told} |{' needed |' if name in core else ' |'}")
     if silent:
-        raise SystemExit(f"{', '.join(silent)} state no licence; look for it, and add it to NAMES.")
+        raise SystemExit(f"{', '.join(silent)} state no licence; find their licences, and add them to NAMES.")
     TARGET.write_text(_HEAD + "\n".join(rows) + "\n", encoding="utf-8")
     print(f"{TARGET}: {len(rows)} packages")
 

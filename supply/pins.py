@@ -1,4 +1,4 @@
-"""The packages that `constraints.txt` pins, and what an installed one needs."""
+"""The packages that `constraints.txt` pins, and the dependencies of installed packages."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ CONSTRAINTS = ROOT / "constraints.txt"
 
 
 def canonical(name: str) -> str:
-    """A package's name as indexes spell it (PEP 503).
+    """Normalise the name of a package (PEP 503).
 
     Args:
-        name: The name in any spelling.
+        name: The name in any valid spelling.
 
     Returns:
         The name in lower case, with single hyphens.
@@ -25,26 +25,26 @@ def canonical(name: str) -> str:
 
 
 def pins(path: Path = CONSTRAINTS) -> dict[str, str]:
-    """The version of every package in a file of `name==version` lines.
+    """Read the pinned versions from a file of `name==version` lines.
 
     Args:
-        path: A file of constraints or requirements.
+        path: A constraints or requirements file.
 
     Returns:
-        Versions by canonical name, in the order of the file.
+        The versions by normalised name, in the order of the file.
     """
     found = re.findall(r"^([\w.-]+)==([^\s\\]+)", path.read_text(encoding="utf-8"), re.MULTILINE)
     return {canonical(name): version for name, version in found}
 
 
 def dependencies(name: str) -> list[str]:
-    """What an installed package needs here, without its extras.
+    """Find the dependencies of an installed package, without its extras.
 
     Args:
-        name: The package.
+        name: The name of the package.
 
     Returns:
-        Canonical names of those that are installed, in order.
+        The normalised names of the dependencies that are installed, in alphabetical order.
     """
     found = set()
     for text in distribution(name).requires or []:
