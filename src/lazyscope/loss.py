@@ -3,11 +3,11 @@
 In the norm of F, ‖g‖² = (1/n) Σ |g(x_i)|², R is M-smooth (`smoothness`) and m-strongly convex (`strong_convexity`). In
 this norm, the constants of R are those of ℓ.
 
-Outputs have shape `(*batch, n, *out)`, where `out` is `()` for a scalar model. Targets have the shape `(n, *out)` of the
-outputs of one member, and are then shared by all members, or the batch dimensions too, of size 1 where members share
-targets. In the first case, the number of batch dimensions is inferred from the shapes; in the second case, it has to be
-passed as `batch=…`. Samples and outputs are never broadcast. Arrays and nested lists of numbers are converted to
-tensors of the dtype and device of the outputs.
+Outputs have shape `(*batch, n, *out)`, where `out` is `()` for a scalar model. Targets have the shape `(n, *out)` of
+the outputs of one member, and are then shared by all members, or they also have the batch dimensions, of size 1 where
+members share targets. In the first case, the number of batch dimensions is inferred from the shapes; in the second
+case, it has to be passed as `batch=…`. Samples and outputs are never broadcast. Arrays and nested lists of numbers are
+converted to tensors on the device of the outputs.
 """
 
 from __future__ import annotations
@@ -94,8 +94,8 @@ class Loss(ABC):
 
         Args:
             y: The outputs, of shape (*batch, n, *out).
-            target: The targets, of shape (n, *out) or (*batch, n, *out), as a tensor on the device of `y`, an array or a
-                nested list. Classes are integers without the last dimension.
+            target: The targets, of shape (n, *out) or (*batch, n, *out), as a tensor on the device of `y`, an array or
+                a nested list. Classes are integers without the last dimension.
             batch: The number of batch dimensions. `None` infers it from the shapes, for targets without batch
                 dimensions.
 
@@ -304,7 +304,14 @@ class Square(Loss):
         return y - target
 
     def minimiser(self, target: Tensor) -> Tensor:
-        """y* = t."""
+        """Return the minimiser y* = t.
+
+        Args:
+            target: The encoded targets t.
+
+        Returns:
+            The targets.
+        """
         return target
 
 
@@ -357,7 +364,14 @@ class Huber(Loss):
         return (y - target).clamp(-self.delta, self.delta)
 
     def minimiser(self, target: Tensor) -> Tensor:
-        """y* = t."""
+        """Return the minimiser y* = t.
+
+        Args:
+            target: The encoded targets t.
+
+        Returns:
+            The targets.
+        """
         return target
 
 

@@ -86,7 +86,7 @@ def gradient_descent(
 
     Raises:
         InputError: If the data, the targets or a number are invalid.
-        ModelError: If the model cannot be traced or differentiated, or if the outputs or the loss overflow at the start.
+        ModelError: If the model cannot be traced or differentiated, or the outputs or the loss overflow at the start.
         ScaleError: If α is not positive.
 
     Example:
@@ -158,7 +158,7 @@ def stochastic_gradient_descent(
 
     Raises:
         InputError: If the data, the targets or a number are invalid.
-        ModelError: If the model cannot be traced or differentiated, or if the outputs or the loss overflow at the start.
+        ModelError: If the model cannot be traced or differentiated, or the outputs or the loss overflow at the start.
         ScaleError: If α is not positive.
 
     Example:

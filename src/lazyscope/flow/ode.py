@@ -43,9 +43,9 @@ def gradient_flow(
     """Integrate the gradient flow of a scaled model, equation (4), from w₀ at t = 0.
 
     The flow w' = -(1/α) Dh(w)ᵀ∇R(αh(w)) is integrated as v' = -∇_v R(y_α(v)) with w = w₀ + v/α, in the dtype of the
-    model, or in float32 if the model is in half precision. The members of a batch share the steps of the solver, whose error is controlled for each member. Since the
-    loss cannot increase along the flow, the status `diverged` means that the model or the arithmetic failed; the member
-    then stays at the state of the last recorded time that it reached.
+    model, or in float32 if the model is in half precision. The members of a batch share the steps of the solver, whose
+    error is controlled for each member. Since the loss cannot increase along the flow, the status `diverged` means that
+    the model or the arithmetic failed; the member then stays at the state of the last recorded time that it reached.
 
     Args:
         model: The module, `Model` or other model with tangent coordinates to train. It is not modified.
@@ -70,7 +70,7 @@ def gradient_flow(
 
     Raises:
         InputError: If the data, the targets or a number are invalid.
-        ModelError: If the model cannot be traced or differentiated, or if the outputs or the loss overflow at the start.
+        ModelError: If the model cannot be traced or differentiated, or the outputs or the loss overflow at the start.
         ScaleError: If α is not positive.
 
     Example:

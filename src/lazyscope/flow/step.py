@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from lazyscope.flow.precision import Precision
 
-Objective: TypeAlias = Callable[[Tensor, Tensor], Tensor]
+BatchLoss: TypeAlias = Callable[[Tensor, Tensor], Tensor]
 """A function from (outputs, classes) to the loss of a batch."""
 
 Compiler: TypeAlias = Callable[[nn.Module], Callable[..., Any]]
@@ -22,7 +22,7 @@ WARM_UP = 3
 
 
 @runtime_checkable
-class Sampler(Protocol):
+class BatchSource(Protocol):
     """A source of batches, such as `lazyscope.data.augment.Batches`."""
 
     size: int
@@ -52,8 +52,8 @@ class Step:
         self,
         net: nn.Module,
         forward: Callable[..., Any],
-        objective: Objective,
-        batches: Sampler,
+        objective: BatchLoss,
+        batches: BatchSource,
         momentum: float | int,
         precision: Precision,
     ) -> None:

@@ -72,7 +72,7 @@ def tangent_flow(
 
     Raises:
         InputError: If the data, the targets or a number are invalid, or the kernel does not fit into memory.
-        ModelError: If the model cannot be traced or differentiated, or if the outputs or the loss overflow at the start.
+        ModelError: If the model cannot be traced or differentiated, or the outputs or the loss overflow at the start.
         ScaleError: If α is not positive.
 
     Example:

@@ -25,9 +25,9 @@ from lazyscope.flow.base import Progress, Status, counted
 from lazyscope.flow.checkpoint import Checkpoint
 from lazyscope.flow.descent import DIVERGED
 from lazyscope.flow.precision import TF32, Precision
-from lazyscope.flow.step import Compiler, Objective, Sampler, Step
+from lazyscope.flow.step import BatchLoss, BatchSource, Compiler, Step
 
-Schedule: TypeAlias = Callable[[float], Number]
+EpochSchedule: TypeAlias = Callable[[float], Number]
 """A function from the time in epochs, including fractions, to the factor that multiplies the step size."""
 
 Watch: TypeAlias = Callable[[nn.Module], Mapping[str, float]]
@@ -39,12 +39,12 @@ def constant(epochs: Number) -> Number:
     return 1.0
 
 
-def harmonic(decay: Number) -> Schedule:
+def harmonic(decay: Number) -> EpochSchedule:
     """The schedule 1/(1 + decay·epoch), constant within an epoch: η_t of Section 3.2."""
     return lambda epochs: 1 / (1 + decay * math.floor(epochs))
 
 
-def one_cycle(length: Number, rise: float = 0.2) -> Schedule:
+def one_cycle(length: Number, rise: float = 0.2) -> EpochSchedule:
     """A schedule that increases linearly over the fraction `rise` of the epochs, and then decreases linearly to 0.
 
     It reaches 0 at the epoch `length` (Smith and Topin, 2017).
@@ -76,7 +76,7 @@ class Recipe:
     """The number of epochs."""
     lr: Number
     """The step size, which is multiplied by the schedule."""
-    schedule: Schedule = constant
+    schedule: EpochSchedule = constant
     """A function from the time in epochs to the factor that multiplies `lr`."""
     momentum: Number = 0.9
     """The momentum as in `torch.optim.SGD`, in [0, 1)."""
@@ -148,8 +148,8 @@ class Trained:
 
 def train(
     net: nn.Module,
-    objective: Objective,
-    batches: Sampler,
+    objective: BatchLoss,
+    batches: BatchSource,
     recipe: Recipe,
     *,
     watch: Watch | None = None,
@@ -222,7 +222,7 @@ def train(
 
 @torch.no_grad()
 def evaluate(
-    net: nn.Module, objective: Objective, x: Tensor, labels: Tensor, *, size: int = 1000, precision: Precision = TF32
+    net: nn.Module, objective: BatchLoss, x: Tensor, labels: Tensor, *, size: int = 1000, precision: Precision = TF32
 ) -> tuple[float, float]:
     """Compute the loss and the accuracy on given images, `size` at a time."""
     loss, hits = torch.zeros((), dtype=torch.float64, device=x.device), torch.zeros((), device=x.device)

@@ -16,9 +16,9 @@ from lazyscope.model.two_layer import TwoLayer
 from lazyscope.stream import stream
 
 _NEURONS = 3
-_SIGNS = 1
-"""The part of a seed's random numbers that the signs use."""
 """m₀ of section 3.1."""
+_SIGNS = 4
+"""The part of a seed's random numbers that the signs use; students and samples use 1 to 3."""
 
 
 @dataclass(frozen=True)
