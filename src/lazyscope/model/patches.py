@@ -79,7 +79,7 @@ class Patches:
         """
         if min(x.shape[-2:]) < size:
             raise InputError(
-                f"Images of {x.shape[-2]}×{x.shape[-1]} contain no patches of {size}×{size}; reduce the patch size."
+                f"Images of {x.shape[-2]}×{x.shape[-1]} contain no patches of {size}×{size}; use smaller patches."
             )
         random = torch.Generator().manual_seed(seed)
         sample = _random_patches(x, SAMPLE, size, random)
