@@ -66,7 +66,7 @@ def test_the_page_is_served_under_the_names_of_this_machine_only(address: str) -
     for name in ("evil.example", f"evil.example:{port}", f"127.0.0.1.evil.example:{port}", "", "a b", "localhost@evil"):
         status, _, text = ask(address, Host=name)
         assert status == 403
-        assert b"This server answers to" in text
+        assert b"This server is available under" in text
         assert ask(address, "/ws?session_id=s_000000", Host=name, **UPGRADE)[0] == 403
         assert ask(address, "/api/kernel/set_ui_element_value", "POST", Host=name)[0] == 403
 
@@ -268,7 +268,7 @@ def test_beyond_loopback_a_token_is_asked_for() -> None:
     for query in ("", "token=wrong", "token=", "tab=convex&token=righ"):
         status, _, text = pass_through(door, query=query)
         assert status == 403
-        assert "it holds the token" in text
+        assert "contains the access token" in text
     assert pass_through(door, "/favicon.ico", "token=right")[0] == 403, "the page alone takes it"
     assert pass_through(door, "/ws", kind="websocket")[0] == 1008
     assert pass_through(door, cookie="lazyscope-2718=wrong")[0] == 403
@@ -304,7 +304,7 @@ def test_places_are_bounded() -> None:
         assert pass_through(door, "/ws", kind="websocket", cookie=cookie)[0] == 101
     assert pass_through(door, "/ws", kind="websocket", cookie=cookie)[0] == 1013
     status, _, text = pass_through(door, cookie=cookie)
-    assert (status, text) == (503, f"All {VISITORS} places are taken; close a page, or come back later.\n")
+    assert (status, text) == (503, f"All {VISITORS} pages are in use; close a page, or try again later.\n")
 
 
 @pytest.mark.parametrize(("host", "guarded"), [("127.0.0.1", False), ("0.0.0.0", True)])

@@ -1,1 +1,1 @@
-"""The web explorer: a page on this machine where a visitor turns a network lazy. `lazyscope explore` opens it."""
+"""The explorer: interactive pages in the browser, served by `lazyscope explore`."""

@@ -1,4 +1,4 @@
-"""Gradient descent on the lecture's convex functions: step size, curvature, conditioning, over-parameterisation."""
+"""The tab on gradient descent on convex functions: step size, curvature, conditioning, over-parameterisation."""
 
 from __future__ import annotations
 
@@ -31,13 +31,22 @@ FORMULAS = {
 NAMES = {formula: name for name, formula in FORMULAS.items()}
 LEVELS = 9
 FAR = 1e6
-"""Descents that diverge are followed so far on the axes."""
+"""The largest value on the axes for descents that diverge."""
 
 
 @final
 @dataclass(frozen=True)
 class Settings:
-    """What the tab holds; `step` is ηL, and η itself where F has no L."""
+    """The settings of the tab.
+
+    Args:
+        problem: The function, a key of `NAMES`.
+        step: The step size as ηL, or η if F is not smooth.
+        start: The initial point w₀, for functions on the line.
+        condition: The condition number of the conditioned quadratic.
+        steps: The number of steps.
+        seed: The seed of the axes of the quadratic, or of the data.
+    """
 
     problem: str
     step: float | int
@@ -50,17 +59,29 @@ class Settings:
 @final
 @dataclass(frozen=True)
 class Result:
-    """The problem, its descent at every step, and η."""
+    """The problem and its descent."""
 
     name: str
+    """The name of the problem."""
     problem: Convex
+    """The problem."""
     descent: Descent
+    """The descent, recorded at every step."""
     lr: float
+    """The step size η."""
     steps: int
+    """The number of steps."""
 
 
 def compute(settings: Settings) -> Result:
-    """The whole descent; a setting that a problem does not have changes nothing."""
+    """Run gradient descent. Settings that do not apply to the problem are ignored.
+
+    Args:
+        settings: The settings of the tab.
+
+    Returns:
+        The problem and its descent.
+    """
     name = NAMES[settings.problem]
     told: dict[str, dict[str, float | int]] = {
         "conditioned": {"condition": settings.condition, "seed": settings.seed},
@@ -73,7 +94,14 @@ def compute(settings: Settings) -> Result:
 
 
 def scene(result: Result) -> Scene:
-    """F with the iterates on it, and what falls."""
+    """Draw F with the iterates, the error and the distance from the start.
+
+    Args:
+        result: The problem and its descent.
+
+    Returns:
+        The scene.
+    """
     descent, time = result.descent, torch.arange(result.steps + 1)
     steps = Axis(0, result.steps, "step t")
     falls = [(descent.value, ORANGE, "F − F*"), (descent.distance, BLUE, "‖wₜ − w̄‖")]
@@ -83,8 +111,8 @@ def scene(result: Result) -> Scene:
         [f"step {step}" for step in range(result.steps + 1)],
         [
             _plane(result) if len(result.problem.start) > 1 else _line(result),
-            _curves("What falls", steps, time, falls),
-            _curves("How far it moved", steps, time, moves),
+            _curves("Error and distance to the minimiser", steps, time, falls),
+            _curves("Distance from the start", steps, time, moves),
         ],
         _numbers(result),
     )
@@ -96,7 +124,7 @@ def _curves(title: str, steps: Axis, time: Tensor, curves: list[tuple[Tensor, st
 
 
 def _line(result: Result) -> Panel:
-    """The graph of F with the iterates on it."""
+    """Draw the graph of F with the iterates."""
     value, path = result.problem.value, result.descent.path
     low = float(result.problem.nearest(path[0])[0])
     reach = 1.25 * float((path - low).abs().clamp(max=3 * float((path[0] - low).abs().max()) + 0.5).max())
@@ -104,7 +132,7 @@ def _line(result: Result) -> Panel:
     seen = path[..., 0]
     height = value(path)
     return Panel(
-        "F and the iterates on it",
+        "F and the iterates",
         Axis(low - reach, low + reach, "w"),
         Axis(-0.04 * float(value(w).max()), float(value(w).max())),
         [
@@ -117,7 +145,7 @@ def _line(result: Result) -> Panel:
 
 
 def _plane(result: Result) -> Panel:
-    """Level sets of F in its first two coordinates, others as in the nearest minimiser, and the way over them."""
+    """Draw the level sets of F in the first two coordinates, through the nearest minimiser, with the iterates."""
     problem, path = result.problem, result.descent.path
     limit = problem.nearest(problem.start)
     away = (path[:, :2] - limit[:2]).abs()
@@ -131,7 +159,7 @@ def _plane(result: Result) -> Panel:
     levels = float(heights.max()) * np.geomspace(1e-4, 0.8, LEVELS)
     rings = contours(x.numpy(), y.numpy(), heights, levels)
     return Panel(
-        "Level sets of F, and the way" if len(limit) == 2 else "Level sets in the first two coordinates",
+        "Level sets of F and the iterates" if len(limit) == 2 else "Level sets in the first two coordinates",
         Axis(float(x[0]), float(x[-1]), ticks=False),
         Axis(float(y[0]), float(y[-1]), ticks=False),
         [
@@ -145,7 +173,17 @@ def _plane(result: Result) -> Panel:
 
 
 def contours(x: np.ndarray, y: np.ndarray, z: np.ndarray, levels: np.ndarray) -> list[np.ndarray]:
-    """The lines z = level, as matplotlib would draw them."""
+    """Compute contour lines.
+
+    Args:
+        x: The horizontal coordinates of the grid.
+        y: The vertical coordinates of the grid.
+        z: The values on the grid, of shape `(len(y), len(x))`.
+        levels: The levels.
+
+    Returns:
+        The contour lines of all levels.
+    """
     generator = contour_generator(x, y, z)
     return [np.asarray(line) for level in levels for line in generator.lines(float(level))]
 
@@ -158,24 +196,28 @@ def _numbers(result: Result) -> list[Number]:
     known = not bool(descent.error.isnan().all())
     rate = contraction(result.lr, smooth, strong) if finite else math.nan
     return [
-        Number("Step η", [f"{result.lr:.3g}"], _steps(smooth, strong)),
-        Number("Curvature", [f"{strong:.3g} … {smooth:.3g}" if finite else "∞ at the kink"], "from m to L"),
+        Number("Step size η", [f"{result.lr:.3g}"], _steps(smooth, strong)),
+        Number(
+            "Curvature",
+            [f"{strong:.3g} … {smooth:.3g}" if finite else "∞ at the kink"],
+            "from m to L",
+        ),
         Number(
             "Contraction ρ",
             [f"{rate:.4g}" if finite else "none"],
-            "max(|1 − ηL|, |1 − ηm|): each step shrinks the distance at least by this, on a quadratic",
+            "max(|1 − ηL|, |1 − ηm|): on a quadratic, each step multiplies the distance by at most this",
         ),
-        Number("F − F*", [f"{value:.2e}" for value in descent.value.tolist()], "above the minimum, at this step"),
-        Number("Distance", [f"{value:.2e}" for value in descent.distance.tolist()], "to the minimiser closest to w₀"),
+        Number("F − F*", [f"{value:.2e}" for value in descent.value.tolist()], "excess over the minimum, at this step"),
+        Number("Distance", [f"{value:.2e}" for value in descent.distance.tolist()], "to the minimiser nearest to w₀"),
         Number(
-            "Sideways",
+            "Along the minimisers",
             [f"{value:.0e}" if value else "0" for value in descent.drift.tolist()],
-            "the part of wₜ − w₀ along the minimisers: descent ends at the closest one",
+            "the component of wₜ − w₀ along the set of minimisers; 0 means convergence to the nearest one",
         ),
         Number(
-            "Formula against descent",
+            "Difference to the formula",
             [f"{error:.0e}" if known else "no formula"],
-            "largest relative difference between the iterates and the lecture's closed form",
+            "the largest relative difference between the iterates and the closed form",
         ),
         Number("Verdict", [_verdict(descent)], "after the last step"),
     ]
@@ -183,13 +225,13 @@ def _numbers(result: Result) -> list[Number]:
 
 def _steps(smooth: float, strong: float) -> str:
     if not math.isfinite(smooth):
-        return "F has a kink: a fixed step ends in oscillation"
+        return "F has a kink, so gradient descent with a fixed step size oscillates"
     best = best_step(smooth, strong)
-    return f"diverges on a quadratic beyond 2/L = {largest_step(smooth):.3g}; best is 2/(L+m) = {best:.3g}"
+    return f"on a quadratic, it diverges above 2/L = {largest_step(smooth):.3g}, and 2/(L+m) = {best:.3g} is optimal"
 
 
 def _verdict(descent: Descent) -> str:
-    """From the last values alone."""
+    """Describe the descent from its last values."""
     first, last = float(descent.value[0]), float(descent.value[-1])
     if not math.isfinite(last) or last > 10 * first:
         return "diverges"
@@ -198,31 +240,40 @@ def _verdict(descent: Descent) -> str:
         return "converged"
     if len(tail) == 4 and not bool((tail[1:] < tail[:-1]).all()):
         return "oscillates"
-    return "still falling"
+    return "still decreasing"
 
 
 def draw(values: Values) -> Scene:
-    """The tab's picture."""
+    """Draw the tab.
+
+    Args:
+        values: The values of all settings, by name.
+
+    Returns:
+        The scene.
+    """
     return scene(compute(Settings(**values)))  # type: ignore[arg-type]
 
 
 TAB = Tab(
     "convex",
     "Gradient descent",
-    "Gradient descent wₜ₊₁ = wₜ − ηF′(wₜ) on the lecture's convex examples. Make the step too small, good, too large;"
-    " then make the problem badly conditioned, or remove the curvature.",
+    "Gradient descent wₜ₊₁ = wₜ − ηF′(wₜ) on convex examples from the lecture. Try step sizes that are too small, good"
+    " and too large. Then make the problem badly conditioned, or choose one without curvature.",
     {
-        "problem": Choice("Function F", "the lecture's examples", tuple(NAMES), FORMULAS["conditioned"]),
+        "problem": Choice("Function F", "examples from the lecture", tuple(NAMES), FORMULAS["conditioned"]),
         "step": Steps(
-            "Step ηL",
-            "in units of 1/L; η itself where F has a kink",
+            "Step size ηL",
+            "in units of 1/L; η itself if F has a kink",
             (0.01, 0.02, 0.05, 0.1, 0.2, 0.3, 0.5, 0.7, 1.0, 1.3, 1.5, 1.7, 1.8, 1.9, 1.95, 2.0, 2.05, 2.1, 2.5),
             1.0,
         ),
-        "start": Steps("Start w₀", "of functions with a given start", (-3.07, -1.03, 0.53, 1.03, 2.03, 4.3), 2.03),
-        "condition": Steps("Condition κ", "of the conditioned quadratic: L/m", (1, 2, 5, 10, 20, 50, 100, 1000), 10),
-        "steps": Steps("Steps", "how long to descend", (10, 20, 40, 80, 160), 40),
-        "seed": Steps("Seed", "draws the quadratic's axes, or the data", tuple(range(10)), 1),
+        "start": Steps("Initial point w₀", "for functions on the line", (-3.07, -1.03, 0.53, 1.03, 2.03, 4.3), 2.03),
+        "condition": Steps(
+            "Condition number κ", "L/m of the conditioned quadratic", (1, 2, 5, 10, 20, 50, 100, 1000), 10
+        ),
+        "steps": Steps("Steps", "number of steps", (10, 20, 40, 80, 160), 40),
+        "seed": Steps("Seed", "of the axes of the quadratic, or of the data", tuple(range(10)), 1),
     },
     draw,
 )

@@ -1,4 +1,4 @@
-"""Sparse deconvolution: particles move and grow on the torus until they are the sources; a certificate proves it."""
+"""The tab on sparse deconvolution by conic particle gradient descent, with a certificate of optimality."""
 
 from __future__ import annotations
 
@@ -31,7 +31,16 @@ FEW = {"three near the sources": "three", "four": "four", "three, poorly placed"
 @final
 @dataclass(frozen=True)
 class Settings:
-    """What the tab holds; `mobility` is β/α."""
+    """The settings of the tab.
+
+    Args:
+        start: The initial particles, a key of `GRIDS` or `FEW`.
+        penalty: The penalty λ on the total mass.
+        step: The step size α of the masses.
+        mobility: The ratio β/α of the step sizes of positions and masses.
+        steps: The number of steps.
+        retraction: The update of the masses, a key of `RETRACTIONS`.
+    """
 
     start: str
     penalty: float | int
@@ -44,17 +53,29 @@ class Settings:
 @final
 @dataclass(frozen=True)
 class Result:
-    """The way, and what is known about its end."""
+    """The descent, and the certificate at its end."""
 
     problem: Deconvolution
+    """The problem."""
     path: ConicPath
+    """The recorded descent."""
     answer: Measure
+    """The minimiser."""
     certificate: DualCertificate
+    """The certificate at the last step."""
     spikes: Measure
+    """The clusters of particles at the last step."""
 
 
 def compute(settings: Settings) -> Result:
-    """Conic particle gradient descent from the start, certified at its end."""
+    """Run conic particle gradient descent, and compute the certificate at its end.
+
+    Args:
+        settings: The settings of the tab.
+
+    Returns:
+        The descent and the certificate.
+    """
     problem = Deconvolution.plane(settings.penalty)
     grid = GRIDS.get(settings.start)
     nu = Measure.grid(Torus(2), grid, mass=MASS) if grid else start(FEW[settings.start], MASS)
@@ -78,7 +99,14 @@ def compute(settings: Settings) -> Result:
 
 
 def scene(result: Result) -> Scene:
-    """Particles over the observed signal, the certificate over the torus, and J."""
+    """Draw the particles on the observed signal, the certificate on the torus, and the objective J.
+
+    Args:
+        result: The descent and the certificate.
+
+    Returns:
+        The scene.
+    """
     path = result.path
     theta = torch.stack([nu.theta for nu in path.measures])
     radius = torch.stack([nu.r for nu in path.measures])
@@ -99,7 +127,7 @@ def scene(result: Result) -> Scene:
         [f"step {step}" for step in path.steps.tolist()],
         [
             Panel(
-                "Particles on the torus, over the observed signal",
+                "Particles on the torus and the observed signal",
                 *axes,
                 [
                     Picture(_image(signal.reshape(PIXELS, PIXELS), "viridis")),
@@ -110,10 +138,10 @@ def scene(result: Result) -> Scene:
                 equal=True,
             ),
             Panel(
-                "Certificate η at the end: red where it exceeds 1",
+                "Certificate η at the last step, red where η > 1",
                 *axes,
                 [Picture(_image((eta.reshape(PIXELS, PIXELS) - 1).clamp(-1, 1), "RdBu_r", 1.0)), sources],
-                note="where η > 1 a new particle would lower J",
+                note="where η > 1, a new particle would decrease J",
                 equal=True,
             ),
             Panel(
@@ -128,13 +156,13 @@ def scene(result: Result) -> Scene:
 
 
 def _unbroken(angle: Tensor) -> Tensor:
-    """Positions, with a gap where a particle leaves on one side and comes in on the other."""
+    """Return the positions, with NaN where a particle crosses the boundary of the panel."""
     jump = (angle[1:] - angle[:-1]).abs() > math.pi
     return torch.cat([angle[:1], torch.where(jump, math.nan, angle[1:])])
 
 
 def _image(values: Tensor, colours: str, bound: float | None = None) -> str:
-    """The values as a PNG, the second axis upwards."""
+    """Draw the values as a PNG image, with the second axis pointing upwards."""
     table = values.T.flip(0).numpy()
     low, high = (-bound, bound) if bound else (float(table.min()), float(table.max()))
     pixels = mpl.colormaps[colours](((table - low) / max(high - low, 1e-300)).clip(0, 1), bytes=True)
@@ -146,45 +174,62 @@ def _image(values: Tensor, colours: str, bound: float | None = None) -> str:
 def _numbers(result: Result, excess: Tensor) -> list[Number]:
     certificate, spikes = result.certificate, result.spikes
     return [
-        Number("J − J*", [f"{value:.2e}" for value in excess.tolist()], "above the minimum, at this step"),
+        Number("J − J*", [f"{value:.2e}" for value in excess.tolist()], "the excess over the minimum, at this step"),
         Number(
-            "Proved gap",
+            "Gap",
             [f"{certificate.gap:.1e}"],
-            "no measure at all is better than the end by more: " + ("proved" if certificate.proved else "estimated"),
+            "no measure is better than the last one by more than this: "
+            + ("proved" if certificate.proved else "estimated"),
         ),
-        Number("sup η − 1", [f"{certificate.supremum - 1:.1e}"], "0 up to rounding proves that the end is optimal"),
-        Number("Spikes", [str(len(spikes))], f"clusters of particles at the end, for {len(result.answer)} sources"),
         Number(
-            "Off the minimiser",
+            "sup η − 1",
+            [f"{certificate.supremum - 1:.1e}"],
+            "0 up to rounding proves optimality at the last step",
+        ),
+        Number(
+            "Spikes",
+            [str(len(spikes))],
+            f"clusters at the last step; the minimiser has {len(result.answer)}",
+        ),
+        Number(
+            "Distance to the minimiser",
             [f"{spike_distance(spikes, result.answer):.1e}"],
-            "largest distance between its spikes and those found",
+            "the largest distance between its spikes and those found",
         ),
         Number(
             "Bias of λ",
             [f"{spike_distance(result.answer, result.problem.truth):.2g}"],
-            "how far the penalty moves the minimiser's spikes from the sources",
+            "the distance between the spikes of the minimiser and the sources, caused by the penalty",
         ),
     ]
 
 
 def draw(values: Values) -> Scene:
-    """The tab's picture."""
+    """Draw the tab.
+
+    Args:
+        values: The values of all settings, by name.
+
+    Returns:
+        The scene.
+    """
     return scene(compute(Settings(**values)))  # type: ignore[arg-type]
 
 
 TAB = Tab(
     "deconvolution",
     "Sparse deconvolution",
-    "Three sources are seen through a low-pass filter. Particles of a measure move and grow by conic gradient descent;"
-    " many find the sources and prove it, few from a poor start do not.",
+    "Three sources are observed through a low-pass filter. The positions and masses of particles are trained by conic"
+    " gradient descent. Many particles find the sources, and a certificate proves it; a few poorly placed particles do"
+    " not.",
     {
-        "start": Choice("Particles at the start", "many, few, or badly placed", (*GRIDS, *FEW), "5×5 grid"),
-        "penalty": Steps("Penalty λ", "on the total mass: sparsity", (0.1, 0.3, 0.5, 1.0, 2.0, 4.0, 8.0), 1.0),
-        "step": Steps("Step α", "of the masses, r′ = −2αrJ′", (0.002, 0.005, 0.01, 0.015), 0.015),
+        "start": Choice("Initial particles", "many, few, or poorly placed", (*GRIDS, *FEW), "5×5 grid"),
+        "penalty": Steps("Penalty λ", "on the total mass, for sparsity", (0.1, 0.3, 0.5, 1.0, 2.0, 4.0, 8.0), 1.0),
+        "step": Steps("Step size α", "of the masses, r′ = −2αrJ′", (0.002, 0.005, 0.01, 0.015), 0.015),
         "mobility": Steps(
-            "Mobility β/α", "of the positions; 0 keeps them, mirror descent", (0.0, 0.1, 0.3, 1.0, 1.5), 1.0
+            "Mobility β/α", "of the positions; 0 fixes them (mirror descent)", (0.0, 0.1, 0.3, 1.0, 1.5), 1.0
         ),
-        "steps": Steps("Steps", "how long to descend", (100, 200, 300, 450, 600), 600),
+        "steps": Steps("Steps", "number of steps", (100, 200, 300, 450, 600), 600),
         "retraction": Choice("Update of r", "r·e^δ or r(1 + δ)", tuple(RETRACTIONS), "mirror"),
     },
     draw,

@@ -1,4 +1,4 @@
-"""The page that `lazyscope explore` serves, a marimo notebook: it lays out tabs, settings and scenes, and no more."""
+"""The page that `lazyscope explore` serves: a marimo notebook that arranges the tabs, settings and scenes."""
 
 from types import ModuleType
 from typing import Any

@@ -1,9 +1,9 @@
-"""Who may use the explorer's server, and for what: an ASGI middleware around marimo's application.
+"""Access control for the explorer's server: an ASGI middleware around marimo's application.
 
-A page of another site must not reach it through the visitor's browser: the Host header must name this machine, which
-defeats DNS rebinding, an Origin header must name the host that was asked, and no response carries a CORS header. On
-loopback only the user who started the server is answered; beyond it, whoever has the token. Of marimo's routes only
-those that the page needs exist, and bodies and visitors are bounded.
+Pages of other sites must not reach the server through the user's browser. Therefore the Host header must name this
+machine, which prevents DNS rebinding, an Origin header must equal the requested host, and responses have no CORS
+headers. On loopback, only the user who started the server has access; on other addresses, a token is required. Only the
+routes of marimo that the page needs are available, and the size of bodies and the number of pages are limited.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ Send: TypeAlias = Callable[[Message], Awaitable[None]]
 Application: TypeAlias = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 BODY = 2**16
-"""Bytes of the largest body or websocket message; a change of a setting takes less than a hundred."""
+"""The largest size of a body or websocket message, in bytes. A change of a setting takes less than 100."""
 VISITORS = 64
-"""Pages that may be open at once; each has a thread of its own."""
+"""The largest number of open pages. Each page has its own thread."""
 LINGER = 10
-"""Seconds for which marimo keeps the state of a page that was closed, and for which its place stays taken."""
+"""The number of seconds for which marimo keeps the state of a closed page, which still counts as open."""
 LOCAL = frozenset({"127.0.0.1", "localhost", "[::1]"})
 
 _ROUTES = {
@@ -48,21 +48,21 @@ _ADDED = [
 ]
 
 
-_TOO_LARGE = 413, f"That is more than {BODY} bytes."
+_TOO_LARGE = 413, f"The request is larger than {BODY} bytes."
 
 
 @final
 @dataclass
 class Gate:
-    """The application behind its checks; an ASGI application itself.
+    """An ASGI application that checks requests before it passes them to another application.
 
     Args:
-        app: What is served.
-        hosts: Names under which this machine may be asked for, without a port; none: any name, as long as there is a
+        app: The application that is served.
+        hosts: The names under which this machine may be requested, without a port. They are not checked if there is a
             token.
-        token: What a visitor must present once, as `?token=…`; none: the user of this process is let in, and nobody
-            else of this machine.
-        hidden: Texts that must not leave in the page, such as the folder it is installed in, and what replaces each.
+        token: The token that a user must present once, as `?token=…`. None gives access to the user of this process
+            only.
+        hidden: Texts to remove from the page, such as the folder of the installation, with their replacements.
     """
 
     app: Application
@@ -72,14 +72,20 @@ class Gate:
     _taken: int = 0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Serve a request, or say in one sentence why not."""
+        """Serve a request, or refuse it with a sentence that gives the reason.
+
+        Args:
+            scope: The ASGI scope.
+            receive: The ASGI function that receives messages.
+            send: The ASGI function that sends messages.
+        """
         if scope["type"] not in ("http", "websocket"):
             await self.app(scope, receive, send)
             return
         refusal = self._refusal(scope)
         if refusal is not None:
             if scope["type"] == "http" and refusal != _TOO_LARGE:
-                await _body(receive)  # a connection that is closed before would be reset, and the sentence lost
+                await _body(receive)  # otherwise the connection would be reset before the response is read
             await _refuse(scope, send, *refusal)
         elif scope["type"] == "websocket":
             await self._visit(scope, receive, send)
@@ -89,27 +95,27 @@ class Gate:
             await self._answer(scope, receive, send)
 
     def _refusal(self, scope: Scope) -> tuple[int, str] | None:
-        """Status and reason; none for a request that is served."""
+        """Return the status and the reason of a refusal, or None if the request is served."""
         asked = [host.lower() for host in _values(scope, b"host")]
         name = _name(asked[0]) if len(asked) == 1 else ""
         if not name or (self.token is None and name not in self.hosts):
-            return 403, f"This server answers to {', '.join(sorted(self.hosts))}, not to that name."
+            return 403, f"This server is available under {', '.join(sorted(self.hosts))}, not under this name."
         if any(urlsplit(origin).netloc.lower() != asked[0] for origin in _values(scope, b"origin")):
-            return 403, "Another site asks for this; open the page itself."
+            return 403, "This request comes from another site; open the page directly."
         if _values(scope, b"sec-fetch-site") == ["cross-site"] and _values(scope, b"sec-fetch-mode") != ["navigate"]:
-            return 403, "Another site asks for this; open the page itself."
+            return 403, "This request comes from another site; open the page directly."
         if self.token is None and not ours(tuple(scope["client"][:2]), tuple(scope["server"][:2])):
-            return 403, "This page is for the user who started it; start one of your own with `lazyscope explore`."
+            return 403, "This page is for the user who started it; start your own with `lazyscope explore`."
         routes = _ROUTES.get(scope.get("method", "websocket"))
         if routes is None or not routes.fullmatch(scope["path"]) or ".." in scope["path"]:
-            return 404, "There is nothing here."
+            return 404, "This page does not exist."
         if not self._knows_token(scope) and not self._presents_token(scope):
-            return 403, "Open the address that `lazyscope explore` printed: it holds the token that lets you in."
+            return 403, "Open the address that `lazyscope explore` printed: it contains the access token."
         length = "".join(_values(scope, b"content-length")) or "0"
         if not length.isdecimal() or int(length) > BODY:
             return _TOO_LARGE
         if self._taken >= VISITORS and scope["path"] in ("/", "/ws"):
-            return 503, f"All {VISITORS} places are taken; close a page, or come back later."
+            return 503, f"All {VISITORS} pages are in use; close a page, or try again later."
         return None
 
     # ── the token ─────────────────────────────────────────────────────────────────────────────────────────────────
@@ -129,7 +135,7 @@ class Gate:
         return compare_digest(shown.encode(), self.token.encode())
 
     async def _let_in(self, scope: Scope, send: Send) -> None:
-        """Keep the token in a cookie, and out of the address, which is there to be shared."""
+        """Store the token in a cookie, and remove it from the address, so that the address can be shared."""
         rest = [pair for pair in parse_qsl(scope["query_string"].decode("latin1")) if pair[0] != "token"]
         cookie = f"{_cookie(scope)}={self.token}; Path=/; HttpOnly; SameSite=Lax"
         location = "/?" + urlencode(rest) if rest else "/"
@@ -139,7 +145,7 @@ class Gate:
 
     # ── what passes ───────────────────────────────────────────────────────────────────────────────────────────────
     async def _visit(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """One open page; its place is free when marimo has forgotten it."""
+        """Serve an open page. It counts as open until marimo has removed its state."""
         self._taken += 1
         try:
             await self.app(scope, receive, send)
@@ -150,7 +156,7 @@ class Gate:
         self._taken -= 1
 
     async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """A response without CORS headers, to a request whose body is read first, as far as it may go."""
+        """Read the body, up to its limit, and send the response without CORS headers."""
         content = await _body(receive)
         if content is None:
             await _refuse(scope, send, *_TOO_LARGE)
@@ -170,7 +176,7 @@ class Gate:
 
 @final
 class _Page:
-    """Sends a response as a whole, with texts replaced that should not leave this machine."""
+    """Collects a response, replaces texts in it, and sends it."""
 
     def __init__(self, send: Send, hidden: Mapping[bytes, bytes]) -> None:
         self._send, self._hidden = send, hidden
@@ -193,7 +199,7 @@ class _Page:
 
 
 async def _body(receive: Receive) -> bytes | None:
-    """What a visitor sends; none if it goes past its bound, and nothing if he has gone meanwhile."""
+    """Return the body of a request, None if it is too large, and what was received if the client disconnects."""
     content, more = b"", True
     while more:
         message = await receive()
@@ -205,23 +211,23 @@ async def _body(receive: Receive) -> bytes | None:
 
 
 def _values(scope: Scope, name: bytes) -> list[str]:
-    """All values of a header, which may be sent more than once."""
+    """Return all values of a header, which may be sent several times."""
     return [value.decode("latin1").strip() for key, value in scope["headers"] if key == name]
 
 
 def _name(host: str) -> str:
-    """A Host header without its port."""
+    """Return a Host header without its port."""
     found = re.fullmatch(r"(\[[0-9a-f:.%]+\]|[\w.\-]+)(:\d+)?", host)
     return found[1] if found else ""
 
 
 def _cookie(scope: Scope) -> str:
-    """Cookies are shared by all ports of a host; this one is not."""
+    """Return the name of the cookie. It contains the port, because all ports of a host share their cookies."""
     return f"lazyscope-{scope['server'][1]}"
 
 
 def _kept(headers: Iterable[tuple[bytes, bytes]]) -> list[tuple[bytes, bytes]]:
-    """Without CORS headers, and without those that are added."""
+    """Remove CORS headers, and those that are replaced."""
     added = {name for name, _ in _ADDED}
     lower = [(name.lower(), value) for name, value in headers]
     return [pair for pair in lower if not pair[0].startswith(b"access-control-") and pair[0] not in added]

@@ -1,4 +1,4 @@
-"""Max-margin boundaries: train both layers, or the output layer alone, and see which classifier the flow picks."""
+"""The tab on max-margin classifiers: training both layers, or the output layer alone."""
 
 from __future__ import annotations
 
@@ -30,7 +30,15 @@ TEST = 1000
 @final
 @dataclass(frozen=True)
 class Settings:
-    """What the tab holds."""
+    """The settings of the tab.
+
+    Args:
+        side: The number k of clusters along each side of the square.
+        samples: The number of samples n.
+        width: The hidden width m.
+        steps: The number of steps of the integrator.
+        seed: The seed of the labels, the samples and the neurons.
+    """
 
     side: int
     samples: int
@@ -42,20 +50,33 @@ class Settings:
 @final
 @dataclass(frozen=True)
 class Result:
-    """Both flows, what is possible, and the share of unseen points on the wrong side at each frame."""
+    """Both flows, the largest possible margins, and the test errors."""
 
     x: Tensor
+    """The samples, of shape `(n, 3)`; the first coordinate is 1."""
     y: Tensor
+    """The labels, of shape `(n,)`."""
     both: MarginFilm
+    """The flow of both layers."""
     output: MarginFilm
+    """The flow of the output layer."""
     first: MaxMargin
+    """The largest margin in F₁."""
     second: MaxMargin | None
-    """None where the random features do not separate the samples."""
+    """The largest margin in F₂, or None if the random features do not separate the samples."""
     errors: tuple[Tensor, Tensor]
+    """The test error of both flows at each frame."""
 
 
 def compute(settings: Settings) -> Result:
-    """On k×k clusters in the plane, with a constant as third input."""
+    """Run both flows on k×k clusters in the plane, with a constant as additional input.
+
+    Args:
+        settings: The settings of the tab.
+
+    Returns:
+        The flows, the largest possible margins, and the test errors.
+    """
     clusters = Clusters.draw(settings.side, 3, [settings.seed])
     x, y = (part[0].double() for part in clusters.sample(settings.samples))
     x_test, y_test = (part[0] for part in clusters.sample(TEST, part=2))
@@ -82,13 +103,20 @@ def _support(phi: Tensor, y: Tensor) -> MaxMargin | None:
 
 
 def scene(result: Result) -> Scene:
-    """Both boundaries and margins; the flow with more frames gives the time, the other one waits at its end."""
+    """Draw the boundaries and the margins of both flows. The shorter flow stays at its last frame.
+
+    Args:
+        result: The flows.
+
+    Returns:
+        The scene.
+    """
     films = result.both, result.output
     count = max(len(film.steps) for film in films)
     names = ("both layers trained", "output layer trained")
     colours = BLUE, ORANGE
     longest = max(films, key=lambda film: len(film.steps))
-    steps = Axis(0, max(film.steps[-1] for film in films), "step of the flow")
+    steps = Axis(0, max(film.steps[-1] for film in films), "step")
     possible = result.first.attained, result.second.attained if result.second else math.nan
     margins = [film.margin / best for film, best in zip(films, possible, strict=True)]
     return Scene(
@@ -98,7 +126,7 @@ def scene(result: Result) -> Scene:
             _boundary("Both layers trained", result, result.both, count),
             _boundary("Output layer trained, hidden layer random", result, result.output, count),
             Panel(
-                "Margin, as a part of what is possible",
+                "Margin, as a fraction of the largest possible one",
                 steps,
                 Axis(-0.5, 1.1),
                 [
@@ -139,7 +167,14 @@ _SQUARE = SIGHT[-1] * np.array([[-1.0, -1.0], [1.0, -1.0], [1.0, 1.0], [-1.0, 1.
 
 
 def positive(values: np.ndarray) -> list[np.ndarray]:
-    """The rings around f > 0, holes as rings of their own."""
+    """Find the boundary of the region f > 0 on the grid of the panel.
+
+    Args:
+        values: The values of f on the grid.
+
+    Returns:
+        The closed curves of the boundary, including those of holes.
+    """
     generator = contour_generator(SIGHT, SIGHT, values, fill_type=FillType.OuterOffset)
     found = generator.filled(0.0, 2 * max(float(values.max()), 1e-300))
     rings: list[np.ndarray] = []
@@ -151,26 +186,34 @@ def positive(values: np.ndarray) -> list[np.ndarray]:
 def _numbers(result: Result, margins: list[Tensor]) -> list[Number]:
     second = result.second
     rows = [
-        ("Margin, both layers", _share(margins[0]), "of F₁'s, the largest in variation norm, by linear programming"),
-        ("Margin, output layer", _share(margins[1]), "of F₂'s, that of the SVM on the same random features"),
         (
-            "Error, both layers",
-            _share(result.errors[0]),
-            f"of {TEST} unseen points are on the wrong side",
+            "Margin, both layers",
+            _share(margins[0]),
+            "of the largest margin in F₁, found by linear programming",
         ),
-        ("Error, output layer", _share(result.errors[1]), "of the same points"),
+        (
+            "Margin, output layer",
+            _share(margins[1]),
+            "of the largest margin in F₂, found by an SVM on the same features",
+        ),
+        (
+            "Test error, both layers",
+            _share(result.errors[0]),
+            f"the share of {TEST} test points that are misclassified",
+        ),
+        ("Test error, output layer", _share(result.errors[1]), "on the same points"),
         (
             "F₁ max margin",
             [f"{result.first.attained:.4f}"],
-            f"by {len(result.first.coefficients)} neurons; at most {result.first.gap:.1%} more is possible, "
+            f"with {len(result.first.coefficients)} neurons; the optimum is at most {result.first.gap:.1%} larger, "
             + ("proved" if result.first.proved else "not proved"),
         ),
         (
             "F₂ max margin",
             [f"{second.attained:.4f}" if second else "none"],
-            "in the norm of the output weights; not to be compared with F₁'s"
+            "in the norm of the output weights; not comparable with F₁"
             if second
-            else "these random features do not separate the samples: take more neurons",
+            else "these random features do not separate the samples; increase the width",
         ),
     ]
     count = max(len(result.both.steps), len(result.output.steps))
@@ -182,21 +225,29 @@ def _share(values: Tensor) -> list[str]:
 
 
 def draw(values: Values) -> Scene:
-    """The tab's picture."""
+    """Draw the tab.
+
+    Args:
+        values: The values of all settings, by name.
+
+    Returns:
+        The scene.
+    """
     return scene(compute(Settings(**values)))  # type: ignore[arg-type]
 
 
 TAB = Tab(
     "margin",
     "Max-margin boundaries",
-    "Two-layer nets under the exponential loss end as max-margin classifiers: in variation norm F₁ when both layers are"
-    " trained, with straight boundaries; in a Hilbert norm F₂ when the hidden layer stays random, with round ones.",
+    "Two-layer networks trained with the exponential loss converge to max-margin classifiers. If both layers are"
+    " trained, the margin is in the variation norm F₁, and the boundaries are straight. If only the output layer is"
+    " trained, the margin is in a Hilbert norm F₂, and the boundaries are round.",
     {
-        "side": Steps("Clusters", "k×k in the square, half of them positive", (2, 3, 4), 3),
-        "samples": Steps("Samples n", "points of the clusters", (10, 15, 20, 30, 40), 40),
-        "width": Steps("Width m", "neurons", (20, 50, 100, 150, 200), 100),
-        "steps": Steps("Steps", "of the implicit method that follows the flow", (50, 100, 150, 200), 200),
-        "seed": Steps("Seed", "draws labels, points and neurons", tuple(range(20)), 0),
+        "side": Steps("Clusters", "k×k clusters in the square, half of them positive", (2, 3, 4), 3),
+        "samples": Steps("Samples n", "number of points", (10, 15, 20, 30, 40), 40),
+        "width": Steps("Hidden width m", "number of neurons", (20, 50, 100, 150, 200), 100),
+        "steps": Steps("Steps", "of the implicit integrator of the gradient flow", (50, 100, 150, 200), 200),
+        "seed": Steps("Seed", "of the labels, the points and the neurons", tuple(range(20)), 0),
     },
     draw,
 )

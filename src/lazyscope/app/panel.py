@@ -1,4 +1,4 @@
-"""The parts of the page, made of marimo's elements; `mo` is the marimo module, handed in by the notebook."""
+"""The parts of the explorer's page, made of marimo elements."""
 
 from __future__ import annotations
 
@@ -14,14 +14,28 @@ _NAMES = {tab.title: name for name, tab in TABS.items()}
 
 
 def tabs(mo: Any) -> Any:
-    """The row of tabs, at the one that the link names."""
+    """Create the row of tabs, with the tab of the link selected.
+
+    Args:
+        mo: The module `marimo`.
+
+    Returns:
+        The element.
+    """
     asked = mo.query_params().get("tab")
     first = TABS.get(str(asked), next(iter(TABS.values())))
     return mo.ui.tabs(dict.fromkeys(_NAMES, ""), value=first.title)
 
 
 def controls(mo: Any) -> Any:
-    """The settings of all tabs, those that the link holds at its values: one dictionary of elements a tab."""
+    """Create the elements of all settings, with the values of the link.
+
+    Args:
+        mo: The module `marimo`.
+
+    Returns:
+        A dictionary of elements for each tab.
+    """
     query = {key: str(value) for key, value in mo.query_params().to_dict().items()}
     asked = query.get("tab", next(iter(TABS)))
     held = {name: tab.read(query if name == asked else {}) for name, tab in TABS.items()}
@@ -36,14 +50,23 @@ def controls(mo: Any) -> Any:
 
 
 def settings(mo: Any, title: str, elements: Any) -> Any:
-    """The settings of one tab, each with its meaning."""
+    """Create the sidebar with the settings of one tab.
+
+    Args:
+        mo: The module `marimo`.
+        title: The title of the tab.
+        elements: The elements that `controls` returned.
+
+    Returns:
+        The element.
+    """
     tab = TABS[_NAMES[title]]
     rows = [_row(mo, key, setting, elements[tab.name][key]) for key, setting in tab.settings.items()]
-    hint = "The address of this page holds these settings: copy it to share what you see."
+    hint = "The address of this page contains these settings. Copy it to share this view."
     return mo.vstack(
         [
             mo.Html('<div style="font-size:1.35rem;font-weight:700">lazyscope</div>'),
-            mo.Html(_soft("Does this network learn, or does it only move along its tangent?")),
+            mo.Html(_soft("Lazy training and feature learning, interactively.")),
             *rows,
             mo.Html(_soft(hint)),
         ],
@@ -52,16 +75,34 @@ def settings(mo: Any, title: str, elements: Any) -> Any:
 
 
 def story(mo: Any, title: str) -> Any:
-    """What to look for."""
+    """Create the introduction of a tab.
+
+    Args:
+        mo: The module `marimo`.
+        title: The title of the tab.
+
+    Returns:
+        The element.
+    """
     return mo.Html(f'<div style="max-width:62rem;line-height:1.5">{escape(TABS[_NAMES[title]].story)}</div>')
 
 
 def picture(mo: Any, title: str, values: Mapping[str, Values]) -> Any:
-    """The scene, and the link to it; a refusal is shown in its own words."""
+    """Create the scene of a tab, and update the link. If the scene cannot be computed, show the error message.
+
+    Args:
+        mo: The module `marimo`.
+        title: The title of the tab.
+        values: The values of all settings, by tab and name.
+
+    Returns:
+        The element.
+    """
     name = _NAMES[title]
     remember(mo.query_params(), TABS[name].link(values[name]))
     try:
-        # Not mo.iframe: it serves a page as a file that is gone when the next one comes, and a drag finds none of them.
+        # mo.iframe is not used: it serves a page as a file that is removed when the next page is created, so dragging a
+        # slider would show missing files.
         held = escape(page(name, values[name]))
         return mo.Html(f'<iframe srcdoc="{held}" title="{escape(title)}" width="100%" height="820px"></iframe>')
     except LazyscopeError as error:
@@ -69,7 +110,12 @@ def picture(mo: Any, title: str, values: Mapping[str, Values]) -> Any:
 
 
 def remember(query: Any, link: Mapping[str, str]) -> None:
-    """Bring the address of the page to the link, changing what differs only."""
+    """Update the query parameters of the page, changing only those that differ.
+
+    Args:
+        query: The query parameters of the page.
+        link: The query parameters of the link.
+    """
     for key in [key for key in query if key not in link]:
         query.remove(key)
     for key, text in link.items():

@@ -1,4 +1,4 @@
-"""Which user of this machine is at the other end of a loopback connection; Linux says it in `/proc/net`."""
+"""Find the user who owns a loopback connection, from `/proc/net` on Linux."""
 
 from __future__ import annotations
 
@@ -8,23 +8,23 @@ import sys
 from pathlib import Path
 
 TABLES = {socket.AF_INET: Path("/proc/net/tcp"), socket.AF_INET6: Path("/proc/net/tcp6")}
-"""Every TCP socket of this machine: its two ends, its state, its owner."""
+"""The tables of all TCP sockets of this machine, with their addresses, state and owner."""
 
 _ESTABLISHED = "01"
 
 
 def ours(client: tuple[str, int], server: tuple[str, int]) -> bool:
-    """Whether a loopback connection was opened by the user of this process, or by the administrator.
+    """Decide whether a loopback connection was opened by the user of this process or by root.
 
-    A connection that its owner has closed is listed as the administrator's and without an inode, and is not accepted.
-    Where the system does not tell the owner of a connection, every local user is accepted.
+    A connection that its owner has closed is listed with root as owner and without an inode; it is not accepted. On
+    systems that do not report the owner of a connection, every local user is accepted.
 
     Args:
-        client: Address and port of the end that connected.
-        server: Address and port of the end in this process.
+        client: The address and port of the client.
+        server: The address and port of this process.
 
     Returns:
-        Whether to answer.
+        Whether to accept the connection.
     """
     family = socket.AF_INET6 if ":" in server[0] else socket.AF_INET
     if not TABLES[family].exists():
@@ -38,7 +38,7 @@ def ours(client: tuple[str, int], server: tuple[str, int]) -> bool:
 
 
 def _spelled(family: socket.AddressFamily, host: str, port: int) -> str:
-    """An end as the table spells it: each word of four bytes in the machine's own order."""
+    """Format an address as in the table, with each word of four bytes in the byte order of the machine."""
     packed = socket.inet_pton(family, host.partition("%")[0])
     words = [int.from_bytes(packed[i : i + 4], sys.byteorder) for i in range(0, len(packed), 4)]
     return "".join(f"{word:08X}" for word in words) + f":{port:04X}"

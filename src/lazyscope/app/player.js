@@ -1,12 +1,12 @@
-// Draws SCENE (see scene.py) as SVG, and plays it. Marks with a row for each frame are drawn again when the frame changes.
+// Draws SCENE (see scene.py) as SVG and animates it. Marks with one row per frame are redrawn when the frame changes.
 "use strict";
 (() => {
   const W = 380, H = 300, EDGE = { left: 46, right: 12, top: 26, bottom: 36 };
-  const TICK = 80; // milliseconds a frame
+  const TICK = 80; // milliseconds per frame
   const NS = "http://www.w3.org/2000/svg";
   const last = SCENE.moments.length - 1;
 
-  // Packed arrays (see scene.py) to lists of lists of numbers, in place; null for what is not finite.
+  // Converts packed arrays (see scene.py) to nested lists in place; numbers that are not finite become null.
   function rows(flat, shape) {
     if (shape.length < 2) return Array.from(flat, (v) => (Number.isFinite(v) ? v : null));
     const size = flat.length / (shape[0] || 1);
@@ -40,7 +40,7 @@
   const at = (values, frame) => (moving(values) ? values[Math.min(frame, values.length - 1)] : values);
   const each = (value, i) => (Array.isArray(value) ? value[i % value.length] : value);
 
-  // Data to pixels along one axis; null where there is nothing to draw.
+  // Maps data to pixels along one axis; null if there is nothing to draw.
   function scale(axis, from, to) {
     const map = axis.log ? Math.log10 : (v) => v;
     const low = map(axis.low), high = map(axis.high);
@@ -79,7 +79,7 @@
     const bare = !panel.x.ticks && !panel.y.ticks;
     let box = { left: bare ? 8 : EDGE.left, right: W - EDGE.right, top: EDGE.top, bottom: H - (bare ? 8 : EDGE.bottom) };
     if (panel.note) box.bottom -= bare ? 14 : 0;
-    if (panel.equal) { // one unit is as long on both axes: the smaller side decides
+    if (panel.equal) { // both axes have the same scale, which the smaller side determines
       const wide = panel.x.high - panel.x.low, tall = panel.y.high - panel.y.low;
       const unit = Math.min((box.right - box.left) / wide, (box.bottom - box.top) / tall);
       const middle = (box.left + box.right) / 2, centre = (box.top + box.bottom) / 2;
@@ -111,7 +111,7 @@
   }
   let clips = 0;
 
-  function path(points) { // moves over gaps
+  function path(points) { // lifts the pen at gaps
     let d = "", down = false;
     for (const [x, y] of points) {
       if (x === null || y === null) { down = false; continue; }
@@ -121,7 +121,7 @@
     return d;
   }
 
-  // Each: (mark, place, group) ↦ draw(frame), with whether it must be called again.
+  // Each entry maps (mark, place, group) to draw(frame) and whether it must be called for every frame.
   const DRAW = {
     picture(mark, { box, inside }) {
       make("image", { href: mark.source, x: box.left, y: box.top, width: box.right - box.left, height: box.bottom - box.top, preserveAspectRatio: "none" }, inside);
@@ -177,7 +177,7 @@
     },
   };
 
-  // In the corner where it hides the fewest points of what is drawn.
+  // Places the legend in the corner where it hides the fewest points.
   function legend(panel, svg, { X, Y, box }) {
     const named = panel.marks.filter((mark) => mark.label);
     if (!named.length) return;
@@ -208,7 +208,7 @@
   }
   const cards = html("div", { id: "numbers" }, document.body);
   const count = SCENE.numbers.length;
-  cards.style.setProperty("--columns", count > 6 ? Math.ceil(count / 2) : count); // even rows
+  cards.style.setProperty("--columns", count > 6 ? Math.ceil(count / 2) : count); // rows of equal length
   for (const number of SCENE.numbers) {
     const card = html("div", {}, cards);
     html("span", { class: "name" }, card, number.name);
@@ -217,7 +217,7 @@
     if (number.values.length > 1) redraws.push((frame) => { value.textContent = number.values[frame]; });
   }
 
-  // Where the visitor was on the way stays when a setting changes; so does whether it was playing.
+  // The position in the animation, and whether it plays, are kept when a setting changes.
   const key = `lazyscope ${SCENE.name}`, kept = JSON.parse(sessionStorage.getItem(key) || '{"share":1,"playing":false}');
   let frame = Math.round(kept.share * last), timer = null;
   if (last === 0) bar.style.display = "none";
@@ -247,7 +247,7 @@
   show(frame);
   play(kept.playing && last > 0);
 
-  // The frame that holds this page is as tall as the page.
+  // Makes the frame that contains this page as tall as the page.
   const fit = () => { if (window.frameElement) window.frameElement.style.height = `${document.body.offsetHeight + 4}px`; };
   new ResizeObserver(fit).observe(document.body);
 })();

@@ -1,4 +1,4 @@
-"""Random features, neural tangent and nets against N/d: the poster's curves, and a net on its way to its own."""
+"""The tab on the risks of random features, neural tangent models and trained networks as functions of N/d."""
 
 from __future__ import annotations
 
@@ -23,7 +23,15 @@ TARGETS = {"quadratic form": quadratic_risk_curves, "mixture of Gaussians": mixt
 @final
 @dataclass(frozen=True)
 class Settings:
-    """What the tab holds."""
+    """The settings of the tab.
+
+    Args:
+        target: The target, a key of `TARGETS`.
+        law: The law of the eigenvalues of B.
+        covariance: The covariance of the random weights, one of `COVARIANCES`.
+        dim: The dimension d.
+        seed: The seed of B and of the weights.
+    """
 
     target: str
     law: str
@@ -35,15 +43,25 @@ class Settings:
 @final
 @dataclass(frozen=True)
 class Result:
-    """The risks, and what they are of."""
+    """The risks, with the target and the covariance."""
 
     values: Tensor
+    """The eigenvalues of B, of shape `(d,)`."""
     gamma: Tensor
+    """The eigenvalues of Γ, of shape `(d,)`."""
     curves: RiskCurves
+    """The risks."""
 
 
 def compute(settings: Settings) -> Result:
-    """Theory and one draw."""
+    """Compute the theoretical risks, and those of one draw of the weights.
+
+    Args:
+        settings: The settings of the tab.
+
+    Returns:
+        The risks.
+    """
     values = spectrum(settings.law, settings.dim, settings.seed)
     gamma = covariances(values)[COVARIANCES.index(settings.covariance)]
     curves = TARGETS[settings.target](values, gamma, hidden_widths(settings.dim), seed=settings.seed, frames=FRAMES)
@@ -51,7 +69,14 @@ def compute(settings: Settings) -> Result:
 
 
 def scene(result: Result) -> Scene:
-    """Risks against N/d, the net's along its training, and both spectra."""
+    """Draw the risks against N/d, the risk of the network during training, and both spectra.
+
+    Args:
+        result: The risks.
+
+    Returns:
+        The scene.
+    """
     curves, dim = result.curves, len(result.values)
     rho, own = curves.counts / dim, torch.tensor(hidden_widths(dim)) / dim
     seen = [n for n in feature_counts(dim) if n <= len(curves.features)]
@@ -64,7 +89,7 @@ def scene(result: Result) -> Scene:
         [f"{curves.clock} {time:.3g}" for time in curves.times.tolist()],
         [
             Panel(
-                "Risk against neurons N/d",
+                "Risk against the number of neurons, N/d",
                 Axis(0.06, 11, "N/d", log=True),
                 Axis(-0.03, 1.05, "risk / var(y)"),
                 [
@@ -72,14 +97,14 @@ def scene(result: Result) -> Scene:
                     Line(rho, curves.lines["RF"], BLUE, "RF: random features"),
                     Line(rho, curves.lines["RF, finite d"], BLUE, dash="3 3", width=1.2),
                     Line(rho, curves.lines["NT"], ORANGE, "NT: tangent model"),
-                    Line(rho, curves.lines["NN"], GREEN, "NN: trained net"),
+                    Line(rho, curves.lines["NN"], GREEN, "NN: trained network"),
                     Dots([n / dim for n in seen], curves.features[[n - 1 for n in seen]], BLUE),
                     Dots(own, curves.tangent, ORANGE),
                     Dots(own, curves.network, GREEN, size=4.5),
                 ],
             ),
             Panel(
-                "The net in training, for some N",
+                "The network during training, for some N",
                 Axis.decades(curves.times[1:], label=curves.clock),
                 Axis(-0.03, max(1.05, 1.02 * float(curves.network.max())), "risk / var(y)"),
                 [
@@ -91,11 +116,11 @@ def scene(result: Result) -> Scene:
                 ],
             ),
             Panel(
-                "Eigenvalues of the target, and of Γ",
+                "Eigenvalues of the target B and of Γ",
                 Axis(0, dim + 1, "rank"),
                 Axis.around([0.0], result.values, result.gamma * float(result.values.sum())),
                 [
-                    Line(ranks, result.gamma * float(result.values.sum()), BLUE, "Γ, with the trace of B"),
+                    Line(ranks, result.gamma * float(result.values.sum()), BLUE, "Γ, scaled to the trace of B"),
                     Dots(ranks, result.values, "#444444", "B", size=2.4),
                 ],
             ),
@@ -114,47 +139,54 @@ def _numbers(result: Result) -> list[Number]:
         Number(
             "RF",
             [f"{float(curves.features[own[middle] - 1]):.3f}"],
-            f"random features, {at}: exact for one draw; {_told(curves, 'RF', line)}",
+            f"the risk of random features, {at}, exact for one draw; {_told(curves, 'RF', line)}",
         ),
         Number(
             "NT",
             [f"{float(curves.tangent[middle]):.3f}"],
-            f"the tangent model of as many neurons: exact; {_told(curves, 'NT', line)}",
+            f"the risk of the tangent model with the same N, exact; {_told(curves, 'NT', line)}",
         ),
         Number(
             "NN",
             [f"{value:.3f}" for value in curves.network[:, middle].tolist()],
-            f"the net of as many neurons, at this time; {_told(curves, 'NN', line)}",
+            f"the risk of the network with the same N, at this time; {_told(curves, 'NN', line)}",
         ),
         Number(
             "Random features, N → ∞",
             [f"{curves.limit:.3f}"],
-            "the risk left as N/d → ∞: it vanishes for a quadratic form only if Γ ∝ B",
+            "the risk in the limit N/d → ∞; for a quadratic form it is zero only if Γ ∝ B",
         ),
-        Number("Bayes", [f"{curves.bayes:.3f}"], "the risk of the best function of x whatsoever"),
+        Number("Bayes", [f"{curves.bayes:.3f}"], "the Bayes risk, that of the best function of x"),
     ]
 
 
 def _told(curves: RiskCurves, name: str, line: int) -> str:
-    return f"theory says {float(curves.lines[name][line]):.3f}"
+    return f"theory: {float(curves.lines[name][line]):.3f}"
 
 
 def draw(values: Values) -> Scene:
-    """The tab's picture."""
+    """Draw the tab.
+
+    Args:
+        values: The values of all settings, by name.
+
+    Returns:
+        The scene.
+    """
     return scene(compute(Settings(**values)))  # type: ignore[arg-type]
 
 
 TAB = Tab(
     "risks",
     "RF, NT and NN",
-    "How much of a quadratic target N neurons of activation u² explain in dimension d: with random weights (RF), moved"
-    " along their tangent (NT), or trained (NN). Lines are theorems for d → ∞, dots are exact at this d.",
+    "The risk of N neurons with activation u² on a quadratic target in dimension d: with random weights (RF), as a"
+    " tangent model (NT), or trained (NN). Lines are the theory for d → ∞; dots are exact at this d.",
     {
         "target": Choice("Target", "y = xᵀBx − Tr B, or the labels of N(0, I ± B)", tuple(TARGETS), "quadratic form"),
-        "law": Choice("Eigenvalues of B", "the poster draws exponential ones", LAWS, "exponential"),
+        "law": Choice("Eigenvalues of B", "the poster uses exponential ones", LAWS, "exponential"),
         "covariance": Choice("Covariance Γ ∝", "of the random weights", COVARIANCES, "I"),
-        "dim": Steps("Dimension d", "theorems are about d → ∞", (20, 30, 40, 50, 60), 60),
-        "seed": Steps("Seed", "draws B and the weights", tuple(range(10)), 0),
+        "dim": Steps("Dimension d", "the theory is for d → ∞", (20, 30, 40, 50, 60), 60),
+        "seed": Steps("Seed", "of B and the weights", tuple(range(10)), 0),
     },
     draw,
 )

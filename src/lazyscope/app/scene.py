@@ -1,7 +1,7 @@
-"""What a tab shows: panels of marks, some of which move with training time, and numbers with their meanings.
+"""The scene of a tab: panels with marks, some of which are animated, and numbers with explanations.
 
-A scene is drawn by the browser, from `player.js`: matplotlib needs 0.8 s of a core for six such panels, and every frame
-again. Everything stands in one HTML page that asks for nothing else.
+The browser draws a scene with `player.js`, because matplotlib takes 0.8 s per frame for six panels. A scene is one
+self-contained HTML page.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from torch import Tensor
 
 Real: TypeAlias = float | int
 Numbers: TypeAlias = Tensor | np.ndarray | Sequence[Real]
-"""One number a point, (k,); or, where the mark moves, one row a frame, (T, k)."""
+"""One number per point, of shape `(k,)`; or, if the mark is animated, one row per frame, of shape `(T, k)`."""
 Colour: TypeAlias = str | Sequence[str]
-"""One for all, or one for each."""
+"""One colour for all points, or one per point."""
 
 
 class Mark:
-    """Something in a panel; its fields reach `player.js` under their own names, with the kind."""
+    """A mark in a panel. `player.js` receives its fields under their names, and its kind."""
 
     kind: ClassVar[str]
 
@@ -34,7 +34,16 @@ class Mark:
 @final
 @dataclass(frozen=True)
 class Line(Mark):
-    """A curve y over x; moving where y has a row for each frame."""
+    """A curve.
+
+    Args:
+        x: The horizontal coordinates.
+        y: The vertical coordinates, with one row per frame if the curve is animated.
+        colour: The colour.
+        label: The label in the legend, if any.
+        dash: The dash pattern, as in SVG. A solid line by default.
+        width: The width of the line, in pixels.
+    """
 
     kind = "line"
     x: Numbers
@@ -48,7 +57,16 @@ class Line(Mark):
 @final
 @dataclass(frozen=True)
 class Dots(Mark):
-    """Points, fixed or moving; `size` is a radius in pixels, for all or for each, fixed or moving."""
+    """Points.
+
+    Args:
+        x: The horizontal coordinates.
+        y: The vertical coordinates.
+        colour: The colour or colours.
+        label: The label in the legend, if any.
+        size: The radius in pixels: one number, one per point, or one row per frame.
+        edge: The colour of the outline.
+    """
 
     kind = "dots"
     x: Numbers
@@ -62,7 +80,14 @@ class Dots(Mark):
 @final
 @dataclass(frozen=True)
 class Trails(Mark):
-    """The way that each of k points has gone up to the frame shown; x and y are (T, k)."""
+    """The paths of k points up to the current frame.
+
+    Args:
+        x: The horizontal coordinates, of shape `(T, k)`.
+        y: The vertical coordinates, of shape `(T, k)`.
+        colour: The colour or colours.
+        width: The width of the lines, in pixels.
+    """
 
     kind = "trails"
     x: Numbers
@@ -74,7 +99,14 @@ class Trails(Mark):
 @final
 @dataclass(frozen=True)
 class Arrows(Mark):
-    """From the origin to (x, y)."""
+    """Arrows from the origin.
+
+    Args:
+        x: The horizontal coordinates of the tips.
+        y: The vertical coordinates of the tips.
+        colour: The colour or colours.
+        label: The label in the legend, if any.
+    """
 
     kind = "arrows"
     x: Numbers
@@ -86,7 +118,14 @@ class Arrows(Mark):
 @final
 @dataclass(frozen=True)
 class Signs(Mark):
-    """Labelled samples: a plus or a minus at each place."""
+    """Labelled samples, drawn as plus and minus signs.
+
+    Args:
+        x: The horizontal coordinates.
+        y: The vertical coordinates.
+        positive: Whether each label is positive.
+        colour: The colour or colours.
+    """
 
     kind = "signs"
     x: Numbers
@@ -98,7 +137,11 @@ class Signs(Mark):
 @final
 @dataclass(frozen=True)
 class Cursor(Mark):
-    """A vertical line at the time of the frame shown."""
+    """A vertical line at the time of the current frame.
+
+    Args:
+        x: The time of each frame.
+    """
 
     kind = "cursor"
     x: Numbers
@@ -107,7 +150,13 @@ class Cursor(Mark):
 @final
 @dataclass(frozen=True)
 class Regions(Mark):
-    """Filled areas, one list of closed rings a frame; a ring within a ring is a hole."""
+    """Filled areas.
+
+    Args:
+        rings: A list of closed curves per frame. A curve inside another one is a hole.
+        colour: The colour of the area.
+        edge: The colour of the outline.
+    """
 
     kind = "regions"
     rings: Sequence[Sequence[np.ndarray]]
@@ -118,7 +167,11 @@ class Regions(Mark):
 @final
 @dataclass(frozen=True)
 class Picture(Mark):
-    """A PNG behind everything, from corner to corner of the panel."""
+    """A background image that fills the panel.
+
+    Args:
+        source: The image, as a data URL.
+    """
 
     kind = "picture"
     source: str
@@ -127,7 +180,15 @@ class Picture(Mark):
 @final
 @dataclass(frozen=True)
 class Axis:
-    """From `low` to `high`; `log` for a logarithmic one. Without ticks it is not drawn."""
+    """An axis.
+
+    Args:
+        low: The lower end.
+        high: The upper end.
+        label: The label, if any.
+        log: Whether the axis is logarithmic.
+        ticks: Whether to draw the axis with its ticks.
+    """
 
     low: Real
     high: Real
@@ -137,14 +198,33 @@ class Axis:
 
     @staticmethod
     def around(*values: Numbers, label: str = "", margin: Real = 0.05) -> Axis:
-        """What holds all the values, and a margin."""
+        """Create a linear axis that contains all values.
+
+        Args:
+            values: The values.
+            label: The label.
+            margin: The margin at both ends, as a fraction of the length.
+
+        Returns:
+            The axis.
+        """
         low, high = _reach(values)
         pad = margin * (high - low) or 1.0
         return Axis(low - pad, high + pad, label)
 
     @staticmethod
     def decades(*values: Numbers, label: str = "", floor: Real = 1e-16, most: Real = 1e16) -> Axis:
-        """What holds all values between `floor` and `most`, on a logarithmic axis."""
+        """Create a logarithmic axis that contains all values in a range.
+
+        Args:
+            values: The values.
+            label: The label.
+            floor: The smallest value to include.
+            most: The largest value to include.
+
+        Returns:
+            The axis.
+        """
         kept = [np.asarray(value)[(np.asarray(value) >= floor) & (np.asarray(value) <= most)] for value in values]
         low, high = _reach(kept)
         return Axis(low / 1.5, high * 1.5, label, log=True)
@@ -153,7 +233,16 @@ class Axis:
 @final
 @dataclass(frozen=True)
 class Panel:
-    """A title, two axes and marks, drawn in their order."""
+    """A panel.
+
+    Args:
+        title: The title.
+        x: The horizontal axis.
+        y: The vertical axis.
+        marks: The marks, which are drawn in this order.
+        note: A note below the title, if any.
+        equal: Whether both axes have the same scale.
+    """
 
     title: str
     x: Axis
@@ -166,7 +255,13 @@ class Panel:
 @final
 @dataclass(frozen=True)
 class Number:
-    """A measured number, as text, for each frame or once; and what it means."""
+    """A measured number.
+
+    Args:
+        name: The name.
+        values: The formatted value of each frame, or a single one.
+        meaning: The explanation.
+    """
 
     name: str
     values: Sequence[str]
@@ -176,7 +271,14 @@ class Number:
 @final
 @dataclass(frozen=True)
 class Scene:
-    """Panels and numbers; `moments` names each frame. One moment: nothing moves, and there is nothing to play."""
+    """A scene.
+
+    Args:
+        name: The name of the tab.
+        moments: The name of each frame. A scene with one frame is not animated.
+        panels: The panels.
+        numbers: The numbers below the panels.
+    """
 
     name: str
     moments: Sequence[str]
@@ -184,10 +286,14 @@ class Scene:
     numbers: Sequence[Number] = field(default_factory=tuple)
 
     def html(self) -> str:
-        """The whole page."""
+        """Render the scene.
+
+        Returns:
+            A self-contained HTML page.
+        """
         here = files("lazyscope.app")
         script, look = ((here / name).read_text(encoding="utf-8") for name in ("player.js", "player.css"))
-        # "</" would end the script element, also within a string.
+        # "</" would end the script element, even inside a string.
         data = json.dumps(plain(self), ensure_ascii=False, allow_nan=False).replace("</", "<\\/")
         return (
             f'<!doctype html><html lang="en"><head><meta charset="utf-8"><title>{escape(self.name)}</title>'
@@ -197,7 +303,14 @@ class Scene:
 
 
 def plain(value: Any) -> Any:
-    """What JSON knows, and arrays of floats as `Packed`; a number that is not finite becomes None, and is not drawn."""
+    """Convert a scene to JSON-serialisable objects.
+
+    Args:
+        value: The scene, or a part of it.
+
+    Returns:
+        The object. Arrays of floats become `Packed`, and numbers that are not finite become None and are not drawn.
+    """
     if isinstance(value, Tensor):
         return plain(value.detach().cpu().numpy())
     if isinstance(value, np.ndarray):
@@ -213,15 +326,24 @@ def plain(value: Any) -> Any:
 
 
 class Packed(TypedDict):
-    """An array for `player.js`: its float32, little-endian, row by row. Written out, numbers take ten times as long."""
+    """An array of float32 for `player.js`, little-endian, in row-major order. Text would take ten times as long."""
 
     packed: str
+    """The bytes, in Base64."""
     shape: list[int]
+    """The shape of the array."""
 
 
 def packed(values: np.ndarray) -> Packed:
-    """The array, to the precision of float32."""
-    with np.errstate(over="ignore"):  # what is beyond it is beyond every axis
+    """Pack an array in the precision of float32.
+
+    Args:
+        values: The array.
+
+    Returns:
+        The packed array.
+    """
+    with np.errstate(over="ignore"):  # values beyond float32 are outside every axis
         small = values.astype("<f4")
     return {"packed": b64encode(small.tobytes()).decode(), "shape": list(small.shape)}
 

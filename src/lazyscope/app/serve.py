@@ -1,4 +1,4 @@
-"""The explorer's server: marimo runs the notebook, uvicorn carries it, on loopback unless told otherwise."""
+"""The server of the explorer: a marimo notebook served by uvicorn, on loopback by default."""
 
 from __future__ import annotations
 
@@ -21,31 +21,35 @@ from lazyscope.extras import required
 
 NOTEBOOK = Path(__file__).with_name("explorer.py")
 _PATIENCE = 1
-"""Seconds that open pages get to close when the server is stopped."""
+"""The number of seconds to wait for open pages to close when the server is stopped."""
 
 
 _SILENCE = 120
-"""Seconds after which a page that does not answer is given up: many at once keep a small machine busy for a while."""
+"""The number of seconds after which a page that does not answer is closed. Many pages can keep a small machine busy."""
 _CONNECTIONS = 512
-"""Open connections, of which a browser takes up to seven; more are answered with 503."""
+"""The largest number of open connections. A browser uses up to seven; further ones are answered with 503."""
 
 
 def serve(host: str, port: int, browser: bool) -> NoReturn:
     """Serve the explorer until it is interrupted, then end the process.
 
-    Beyond loopback the printed address holds a token, without which nobody is answered.
+    If the address is not a loopback address, the printed link contains a token that is required for access.
 
     Args:
-        host: The address to listen on; 127.0.0.1 is this machine alone.
-        port: The port to listen on; 0 takes any free one.
+        host: The address to listen on. 127.0.0.1 allows connections from this machine only.
+        port: The port to listen on. 0 selects any free port.
         browser: Whether to open the page in a browser.
+
+    Raises:
+        MissingExtraError: If a package of the extra `explore` is not installed.
+        LazyscopeError: If the server cannot listen on this address and port.
     """
     for package in ("marimo", "uvicorn", "contourpy", "PIL", "matplotlib"):
         required(package, "explore", "The explorer's pages")
     import uvicorn
 
     door = _door(host, port)
-    import_module("lazyscope.app.shelf")  # now, not when the first visitor waits for it
+    import_module("lazyscope.app.shelf")  # imported now, so that the first request is fast
     local = ipaddress.ip_address(door.getsockname()[0]).is_loopback
     token = None if local else secrets.token_urlsafe(24)
     config = uvicorn.Config(
@@ -55,28 +59,28 @@ def serve(host: str, port: int, browser: bool) -> NoReturn:
         ws_max_size=BODY,
         ws_ping_timeout=_SILENCE,
         limit_concurrency=_CONNECTIONS,
-        proxy_headers=False,  # a visitor must not say which connection is his
+        proxy_headers=False,  # clients must not be able to forge their address
         server_header=False,
     )
     address = f"http://{_shown(host)}:{door.getsockname()[1]}" + ("" if local else f"/?token={token}")
-    print(f"explorer: {address} (Ctrl-C stops it)", flush=True)
+    print(f"explorer: {address} (press Ctrl-C to stop)", flush=True)
     if browser:
         threading.Timer(0.5, webbrowser.open, [address]).start()
     with door, suppress(KeyboardInterrupt):
         uvicorn.Server(config).run(sockets=[door])
-    # Each page that was open has a thread that waits for its next command, and would keep the process for ever.
+    # The threads of pages that were open wait for their next command, and would keep the process alive.
     os._exit(0)
 
 
 def application(host: str, token: str | None) -> Gate:
-    """The page as an ASGI application, with its checks.
+    """Create the ASGI application with its access control.
 
     Args:
-        host: The address that is listened on.
-        token: What visitors must present; none on loopback.
+        host: The address on which the server listens.
+        token: The token that users must present, or None on loopback.
 
     Returns:
-        The application, for uvicorn.
+        The application.
     """
     import marimo
 
@@ -86,7 +90,7 @@ def application(host: str, token: str | None) -> Gate:
 
 
 def _installation() -> dict[bytes, bytes]:
-    """Where the package lies, in every form in which marimo writes it into the page; the longest first."""
+    """Return the folder of the package, in every form in which marimo writes it into the page, longest first."""
     places = [NOTEBOOK, *NOTEBOOK.parents[:-1]]
     links = [place.as_uri() for place in places]
     names = [form(str(place)) for place in places[:2] for form in (str, _escaped, _quoted)]
@@ -94,22 +98,22 @@ def _installation() -> dict[bytes, bytes]:
 
 
 def _escaped(name: str) -> str:
-    """As it stands inside of a JSON string."""
+    """Escape a name as in a JSON string."""
     return json.dumps(name)[1:-1]
 
 
 def _quoted(name: str) -> str:
-    """As JavaScript's `encodeURIComponent` writes it."""
+    """Escape a name like `encodeURIComponent` of JavaScript."""
     return quote(name, safe="")
 
 
 def _shown(host: str) -> str:
-    """An address as a link spells it."""
+    """Format an address for a URL."""
     return f"[{host}]" if ":" in host else host
 
 
 def _door(host: str, port: int) -> socket.socket:
-    """A bound socket, so that the port is known before the server starts."""
+    """Bind a socket, so that the port is known before the server starts."""
     if not 0 <= port < 1 << 16:
         raise LazyscopeError(f"There is no port {port}; pass a --port below 65536, or 0 for any free one.")
     try:

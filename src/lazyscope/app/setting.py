@@ -1,4 +1,4 @@
-"""What a visitor can set: each setting knows its values, how a link spells them, and its element of the page."""
+"""Settings of the explorer: their values, how they are written in links, and their elements on the page."""
 
 from __future__ import annotations
 
@@ -12,29 +12,61 @@ Values: TypeAlias = Mapping[str, Value]
 
 
 class Setting(ABC):
-    """One thing to set; `default` is what a plain link shows."""
+    """A setting."""
 
     label: str
+    """The label."""
     meaning: str
+    """The explanation below the element."""
     default: Value
+    """The value if the link does not contain the setting."""
 
     @abstractmethod
     def parse(self, text: str) -> Value:
-        """The value that a link spells; what it does not know is the default, as links come from anywhere."""
+        """Read the value from a link.
+
+        Args:
+            text: The text in the link.
+
+        Returns:
+            The value, or the default if the text is not valid.
+        """
 
     @abstractmethod
     def element(self, ui: Any, value: Value) -> Any:
-        """The element of `marimo.ui`."""
+        """Create the element of the page.
+
+        Args:
+            ui: The module `marimo.ui`.
+            value: The initial value.
+
+        Returns:
+            The element.
+        """
 
     def spell(self, value: Value) -> str:
-        """How a link writes it."""
+        """Format a value for a link.
+
+        Args:
+            value: The value.
+
+        Returns:
+            The text.
+        """
         return f"{value:g}" if isinstance(value, float) else str(value)
 
 
 @final
 @dataclass(frozen=True)
 class Steps(Setting):
-    """A slider over the given numbers, in rising order."""
+    """A slider over given numbers.
+
+    Args:
+        label: The label.
+        meaning: The explanation below the slider.
+        values: The numbers, in increasing order.
+        default: The value if the link does not contain the setting.
+    """
 
     label: str
     meaning: str
@@ -51,7 +83,14 @@ class Steps(Setting):
 @final
 @dataclass(frozen=True)
 class Choice(Setting):
-    """One of a few, by name."""
+    """A menu of options.
+
+    Args:
+        label: The label.
+        meaning: The explanation below the menu.
+        options: The options.
+        default: The option if the link does not contain the setting.
+    """
 
     label: str
     meaning: str
@@ -68,7 +107,13 @@ class Choice(Setting):
 @final
 @dataclass(frozen=True)
 class Switch(Setting):
-    """Yes or no."""
+    """A switch.
+
+    Args:
+        label: The label.
+        meaning: The explanation below the switch.
+        default: The value if the link does not contain the setting.
+    """
 
     label: str
     meaning: str

@@ -1,4 +1,4 @@
-"""All tabs by name, in their order; a page of each as HTML."""
+"""The list of all tabs, and the rendering of their pages."""
 
 from __future__ import annotations
 
@@ -18,23 +18,25 @@ TABS: dict[str, Tab] = {tab.name: tab for tab in (TEACHER, CONVEX, DECONVOLUTION
 
 
 _ONE_AT_A_TIME = threading.Lock()
-"""Every visitor has a thread; tracing a model and setting torch's threads change state of the whole process."""
+"""Each open page has its own thread, but tracing a model and setting the number of threads affect the whole process."""
 
 _KEPT = 64
-"""Pages to remember, of a hundred kilobytes or so: visitors often look at the same settings."""
+"""The number of pages in the cache. A page has about 100 kB, and the same settings are often requested again."""
 
 _pages: OrderedDict[tuple[str, tuple[tuple[str, Value], ...]], str] = OrderedDict()
 
 
 def page(name: str, values: Values) -> str:
-    """The scene of a tab, as one HTML page; on one thread, as all steps are small. Any thread may ask for it.
+    """Render the scene of a tab as an HTML page. This function is thread-safe.
+
+    The computation runs on one thread, because all its steps are small.
 
     Args:
-        name: The tab's name.
-        values: All of its settings.
+        name: The name of the tab.
+        values: The values of all its settings.
 
     Returns:
-        The page.
+        The page as HTML.
     """
     key = name, tuple(sorted(values.items()))
     with _ONE_AT_A_TIME:

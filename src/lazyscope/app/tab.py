@@ -1,4 +1,4 @@
-"""A tab: its settings, and the scene that they make."""
+"""Tabs of the explorer, with their settings and scenes."""
 
 from __future__ import annotations
 
@@ -13,7 +13,15 @@ from lazyscope.app.setting import Setting, Value, Values
 @final
 @dataclass(frozen=True)
 class Tab:
-    """`name` stands in links, `title` on the tab; `story` says what to look for."""
+    """A tab of the explorer.
+
+    Args:
+        name: The name in links.
+        title: The title on the tab.
+        story: The introduction, which explains what to look for.
+        settings: The settings, by name.
+        draw: A function that takes the values of the settings and returns the scene.
+    """
 
     name: str
     title: str
@@ -22,14 +30,28 @@ class Tab:
     draw: Callable[[Values], Scene]
 
     def read(self, query: Mapping[str, str]) -> dict[str, Value]:
-        """The settings that a link holds, and defaults for all others."""
+        """Read the settings from a link.
+
+        Args:
+            query: The query parameters of the link.
+
+        Returns:
+            The values of all settings. A setting that is not in the link has its default value.
+        """
         return {
             name: setting.parse(query[name]) if name in query else setting.default
             for name, setting in self.settings.items()
         }
 
     def link(self, values: Values) -> dict[str, str]:
-        """What `read` reads: the tab, and every setting that is not the default."""
+        """Create the query parameters of a link, which `read` reads.
+
+        Args:
+            values: The values of all settings.
+
+        Returns:
+            The name of the tab, and every setting whose value is not the default.
+        """
         changed = {
             name: setting.spell(values[name])
             for name, setting in self.settings.items()

@@ -1,4 +1,4 @@
-"""Neurons in the plane learn a teacher, or do not need to move: Figure 1, under the visitor's fingers."""
+"""The tab on a student network that learns a teacher in the plane, as in Figure 1 of the paper."""
 
 from __future__ import annotations
 
@@ -21,15 +21,25 @@ STEPS, FRAMES = 500, 44
 LOSSES: dict[str, Loss] = {"square": Square(), "logistic": Logistic(), "Huber": Huber(0.5)}
 STUDENT, TANGENT = BLUE, ORANGE
 LEAST = 1.3
-"""Half the side of the pictures at least: the teacher's neurons have length 1."""
+"""The smallest half width of the panels. The neurons of the teacher have length 1."""
 TINY = 0.25
-"""Many neurons share the teacher's mass, and may all stay so close to 0 that the unit circle would hide them."""
+"""If all neurons are closer to 0 than this, the panel is enlarged. This happens for wide networks."""
 
 
 @final
 @dataclass(frozen=True)
 class Settings:
-    """What the tab holds."""
+    """The settings of the tab.
+
+    Args:
+        tau: The scale τ of the initialisation.
+        width: The hidden width m.
+        samples: The number of samples n.
+        neurons: The number of neurons of the teacher.
+        seed: The seed of the teacher, the samples and the initialisation.
+        symmetrised: Whether the initialisation is symmetrised, so that the initial output is zero.
+        loss: The name of the loss, a key of `LOSSES`.
+    """
 
     tau: float | int
     width: int
@@ -41,7 +51,14 @@ class Settings:
 
 
 def compute(settings: Settings) -> Lesson:
-    """Both descents."""
+    """Train the network and its tangent model.
+
+    Args:
+        settings: The settings of the tab.
+
+    Returns:
+        The recorded training.
+    """
     net = student(settings.width, settings.seed, symmetrised=settings.symmetrised)
     return teach(
         net,
@@ -56,7 +73,14 @@ def compute(settings: Settings) -> Lesson:
 
 
 def scene(lesson: Lesson) -> Scene:
-    """Neurons of both, the function, losses, movement, spectrum, numbers."""
+    """Draw the neurons of both models, the function, the losses, the changes and the spectrum.
+
+    Args:
+        lesson: The recorded training.
+
+    Returns:
+        The scene.
+    """
     time = lesson.steps + 1
     steps = Axis.decades(time, label="step + 1")
     losses = [lesson.loss[:, 0], lesson.test[:, 0], lesson.loss[:, 1], lesson.test[:, 1]]
@@ -70,7 +94,7 @@ def scene(lesson: Lesson) -> Scene:
         [f"step {step}" for step in lesson.steps.tolist()],
         [
             _neurons("The network: neurons |aⱼ|bⱼ", lesson, 0),
-            _neurons("Its tangent model, from the same start", lesson, 1),
+            _neurons("The tangent model, from the same initialisation", lesson, 1),
             Panel(
                 "The function on the circle",
                 Axis(-180, 180, "angle of x, degrees"),
@@ -95,7 +119,7 @@ def scene(lesson: Lesson) -> Scene:
                 ],
             ),
             Panel(
-                "How far the network moved",
+                "Changes of the network",
                 steps,
                 Axis.decades(*moves, floor=1e-8),
                 [
@@ -123,13 +147,13 @@ def _neurons(title: str, lesson: Lesson, which: int) -> Panel:
     paths, signs = lesson.neurons[:, which], lesson.signs[which]
     colours = _colours(signs)
     turn = np.linspace(0, 2 * np.pi, 100)
-    furthest = float(lesson.neurons[:, 0].abs().max())  # both panels show the network's room
+    furthest = float(lesson.neurons[:, 0].abs().max())  # both panels have the range of the network
     tiny = furthest < TINY
     reach = 1.3 * furthest if tiny else max(LEAST, 1.08 * furthest)
     beyond = int((paths[-1].abs().amax(-1) > reach).sum())
     arrows = lesson.teacher.b * (0.95 * reach if tiny else 1.0)
     words = [f"enlarged {1 / reach:.0f} times"] if tiny else []
-    words += [f"{beyond} of {len(colours)} neurons end beyond the frame"] if beyond else []
+    words += [f"{beyond} of {len(colours)} neurons end outside the panel"] if beyond else []
     return Panel(
         title,
         Axis(-reach, reach, ticks=False),
@@ -146,75 +170,83 @@ def _neurons(title: str, lesson: Lesson, which: int) -> Panel:
 
 
 def _colours(signs: Tensor) -> list[str]:
-    """Red for a_j > 0, as in the paper."""
+    """Return red for a_j > 0 and blue otherwise, as in the paper."""
     return [RED if sign > 0 else BLUE for sign in signs.tolist()]
 
 
 def _numbers(lesson: Lesson) -> list[Number]:
     kappa, spectrum = lesson.scale.kappa, lesson.spectra[0]
     return [
-        Number("Relative scale κ", [f"{kappa:.3g}"], _verdict(kappa)),
+        Number("Inverse relative scale κ", [f"{kappa:.3g}"], _verdict(kappa)),
         Number(
             "Displacement",
             [f"{value:.3g}" for value in lesson.displacement.tolist()],
-            "‖w − w₀‖/‖w₀‖: how far the weights went, in units of where they started",
+            "‖w − w₀‖/‖w₀‖: the relative change of the weights",
         ),
         Number(
-            "Kernel drift",
+            "Kernel change",
             [f"{value:.3g}" for value in lesson.drift.tolist()],
-            "‖K − K₀‖/‖K₀‖: 0 means that the tangent model is still the right one",
+            "‖K − K₀‖/‖K₀‖: the relative change of the tangent kernel, 0 for the tangent model",
         ),
         Number(
             "Stable activations",
             [f"{value:.1%}" for value in lesson.stability.tolist()],
-            "of all pairs of a sample and a neuron: the ReLU is on or off as it was at the start",
+            "the share of (sample, neuron) pairs whose ReLU has the same state as at the start",
         ),
         *(
             Number(f"Test loss, {name}", [f"{value:.2g}" for value in lesson.test[:, which].tolist()], meaning + lost)
             for which, name, meaning in (
-                (0, "network", "on the whole circle, where only some points were seen"),
-                (1, "tangent", "of the tangent model, on the same circle"),
+                (0, "network", "of the network, on the whole circle"),
+                (1, "tangent", "of the tangent model, on the whole circle"),
             )
             for lost in ["; it diverged" if lesson.diverged[which] else ""]
         ),
         Number(
             "Effective rank of K₀",
             [f"{spectrum.effective_rank:.1f} of {spectrum.size}"],
-            "tr K/λ₁: how many directions the tangent model learns about equally fast; its condition number is "
+            "tr K/λ₁: roughly the number of directions that are learned equally fast; the condition number is "
             + (f"{spectrum.condition:.2g}" if math.isfinite(spectrum.condition) else "∞"),
         ),
     ]
 
 
 def _verdict(kappa: float) -> str:
-    """The paper's criterion: lazy when κ ≪ 1."""
-    word = "far below 1: lazy" if kappa < 0.1 else "above 1: it must move" if kappa > 1 else "between: partly lazy"
-    return f"‖αh(w₀) − y*‖ ‖D²h‖/(α‖Dh‖²) at the start, on ReLU's smooth piece; {word}"
+    """Apply the criterion of the paper: training is lazy if κ ≪ 1."""
+    word = "far below 1: lazy" if kappa < 0.1 else "above 1: not lazy" if kappa > 1 else "below 1: partly lazy"
+    return f"‖αh(w₀) − y*‖ ‖D²h‖/(α‖Dh‖²) at the start, without the kinks of the ReLU; {word}"
 
 
 def draw(values: Values) -> Scene:
-    """The tab's picture."""
+    """Draw the tab.
+
+    Args:
+        values: The values of all settings, by name.
+
+    Returns:
+        The scene.
+    """
     return scene(compute(Settings(**values)))  # type: ignore[arg-type]
 
 
 TAB = Tab(
     "teacher",
     "Teacher and student",
-    "A network learns a teacher from samples on the circle. From a small start its neurons travel to the teacher's"
-    " arrows; from a large one they hardly move, and the network trains as its tangent model.",
+    "A network learns a teacher from samples on the circle. From a small initialisation its neurons move to the"
+    " teacher's neurons, shown as arrows. From a large initialisation they barely move, and the network trains like its"
+    " tangent model.",
     {
         "tau": Steps(
-            "Scale of the start τ",
-            "small: features are learned; large: lazy. Outputs are scaled by α = τ²",
+            "Scale of the initialisation τ",
+            "small: feature learning; large: lazy training. Outputs are scaled by α = τ²",
             (0.05, 0.07, 0.1, 0.14, 0.2, 0.3, 0.4, 0.5, 0.7, 1.0, 1.4, 2.0, 3.0, 4.0, 5.0),
             0.1,
         ),
-        "width": Steps("Width m", "neurons of the network", (4, 8, 12, 20, 30, 50, 80, 120), 20),
-        "samples": Steps("Samples n", "points on the circle", (3, 5, 8, 10, 15, 20, 30, 40, 60, 80), 15),
-        "neurons": Steps("Teacher's neurons", "arrows to be found", (1, 2, 3, 4, 5, 6), 3),
-        "seed": Steps("Seed", "draws teacher, samples and start", tuple(range(20)), 9),
-        "symmetrised": Switch("Symmetrised start", "h(w₀) = 0: each neuron has a twin of the other sign", True),
-        "loss": Choice("Loss", "logistic learns the teacher's sign", tuple(LOSSES), "square"),
+        "width": Steps("Hidden width m", "number of neurons of the network", (4, 8, 12, 20, 30, 50, 80, 120), 20),
+        "samples": Steps("Samples n", "number of points on the circle", (3, 5, 8, 10, 15, 20, 30, 40, 60, 80), 15),
+        "neurons": Steps("Neurons of the teacher", "number of arrows", (1, 2, 3, 4, 5, 6), 3),
+        "seed": Steps("Seed", "of the teacher, the samples and the initialisation", tuple(range(20)), 9),
+        "symmetrised": Switch("Symmetrised initialisation", "h(w₀) = 0: each neuron has a copy of opposite sign", True),
+        "loss": Choice("Loss", "the logistic loss learns the sign of the teacher", tuple(LOSSES), "square"),
     },
     draw,
 )

@@ -1,4 +1,6 @@
-"""A margin flow with every step of its way: two-layer nets of which both layers are trained, or the output alone."""
+"""Margin flows that are recorded at every step, for two-layer networks whose layers are both trained, or the output
+layer alone.
+"""
 
 from __future__ import annotations
 
@@ -14,12 +16,16 @@ from lazyscope.flow.margin import BothLayers, Linear, MarginFlow, Predictor, mar
 from lazyscope.flow.margin.base import Pull
 
 REACH = 0.1
-"""Of a step: twice as far as where margins are measured, since here somebody waits."""
+"""The length of a step. It is twice the length used for measuring margins, so that the page is fast."""
 
 
 @final
 class Filmed(Predictor):
-    """Another predictor, and every point at which the flow stood: it asks for the kernel once a step, there."""
+    """A predictor that records the points of a flow, which evaluates the kernel once per step.
+
+    Args:
+        predictor: The predictor to record.
+    """
 
     def __init__(self, predictor: Predictor) -> None:
         self.predictor, self.degree = predictor, predictor.degree
@@ -39,9 +45,13 @@ class Filmed(Predictor):
 @final
 @dataclass(frozen=True)
 class MarginFilm:
-    """T nets Σ_j c_j relu(a_j·x) along a flow, rows (c_j, a_j); `margin` is min_i y_i f(x_i) over the flow's norm.
+    """The networks Σ_j c_j relu(a_j·x) at T steps of a flow.
 
-    It is NaN where w = 0, as at the start of `output_layer`.
+    Args:
+        steps: The steps.
+        w: The rows (c_j, a_j) at these steps, of shape `(T, m, p)`.
+        margin: The margin min_i y_i f(x_i), divided by the norm of the flow, at these steps. It is NaN if w = 0, as at
+            the start of `output_layer`.
     """
 
     steps: list[int]
@@ -49,14 +59,29 @@ class MarginFilm:
     margin: Float[Tensor, " T"]
 
     def __call__(self, x: Float[Tensor, "k d"]) -> Float[Tensor, "T k"]:
-        """f(x), up to a positive factor at each time, in the precision of x."""
-        # One time after the other: T × k × m activations at once would not fit a cache.
+        """Evaluate the networks, up to a positive factor at each step.
+
+        Args:
+            x: The inputs, of shape `(k, d)`.
+
+        Returns:
+            The outputs, of shape `(T, k)`, in the precision of x.
+        """
+        # One step after another, because T × k × m activations at once would not fit into the cache.
         values: list[Tensor] = [((x @ w[:, 1:].mT).relu() @ w[:, :1]).squeeze(-1) for w in self.w.to(x)]
         return torch.stack(values)
 
 
 def features(x: Float[Tensor, "n d"], start: Float[Tensor, "m p"]) -> Float[Tensor, "n m"]:
-    """relu(a_j·x_i)/√m with the a_j of the start, which `output_layer` keeps."""
+    """Compute the random features relu(a_j·x_i)/√m of the initial hidden layer, which `output_layer` does not train.
+
+    Args:
+        x: The inputs, of shape `(n, d)`.
+        start: The rows (c_j, a_j) of the initialisation, of shape `(m, p)`.
+
+    Returns:
+        The features, of shape `(n, m)`.
+    """
     seen: Tensor = (x @ start[:, 1:].mT).relu() / len(start) ** 0.5
     return seen
 
@@ -64,7 +89,18 @@ def features(x: Float[Tensor, "n d"], start: Float[Tensor, "m p"]) -> Float[Tens
 def both_layers(
     x: Float[Tensor, "n d"], y: Float[Tensor, " n"], start: Float[Tensor, "m p"], *, steps: int, frames: int
 ) -> MarginFilm:
-    """Both layers of (1/m)Σ_j c_j relu(a_j·x), from the rows (c_j, a_j); margins in the norm of `BothLayers`."""
+    """Train both layers of (1/m)Σ_j c_j relu(a_j·x). Margins are in the norm of `BothLayers`.
+
+    Args:
+        x: The inputs, of shape `(n, d)`.
+        y: The labels ±1, of shape `(n,)`.
+        start: The rows (c_j, a_j) of the initialisation, of shape `(m, p)`.
+        steps: The largest number of steps.
+        frames: The approximate number of steps that are returned.
+
+    Returns:
+        The recorded flow.
+    """
     film = Filmed(BothLayers(x))
     flow = margin_flow(film, y, start, tolerance=0.1, settle=steps, steps=steps, reach=REACH)
     seen, margin = _frames(film, flow, y, frames)
@@ -74,7 +110,18 @@ def both_layers(
 def output_layer(
     x: Float[Tensor, "n d"], y: Float[Tensor, " n"], start: Float[Tensor, "m p"], *, steps: int, frames: int
 ) -> MarginFilm:
-    """The outer weights alone, from 0, on the `features` of the start; margins in their Euclidean norm."""
+    """Train only the output weights, from 0, on the `features` of the start. Margins are in the Euclidean norm.
+
+    Args:
+        x: The inputs, of shape `(n, d)`.
+        y: The labels ±1, of shape `(n,)`.
+        start: The rows (c_j, a_j) of the initialisation, of shape `(m, p)`. The c_j are not used.
+        steps: The largest number of steps.
+        frames: The approximate number of steps that are returned.
+
+    Returns:
+        The recorded flow.
+    """
     hidden = start[:, 1:]
     film = Filmed(Linear(features(x, start)))
     flow = margin_flow(film, y, torch.zeros_like(hidden[:, 0]), tolerance=0.05, steps=steps, reach=REACH)
@@ -84,7 +131,7 @@ def output_layer(
 
 
 def _frames(film: Filmed, flow: MarginFlow, y: Tensor, frames: int) -> tuple[list[int], Tensor]:
-    """About so many steps, closer at the start, and the margin at each: that of the flow is after the step."""
+    """Choose about `frames` steps, denser at the start, and return them with their margins."""
     last = len(film.points) - 1
     wide = torch.linspace(0, 1, frames, dtype=torch.float64, device="cpu").square() * last
     seen = sorted({int(step) for step in wide.round()})

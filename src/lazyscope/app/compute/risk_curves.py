@@ -1,4 +1,4 @@
-"""Random features, the tangent class and a net in training on one response, theory beside exact finite-d risks."""
+"""The risks of random features, the tangent model and a network in training: theory, and exact values at finite d."""
 
 from __future__ import annotations
 
@@ -21,13 +21,28 @@ from lazyscope.solve.one_pass import Nets
 from lazyscope.theory import high_dimension as theory
 
 LAWS = ("exponential", "flat", "i^(-1/2)", "1/i")
-"""Of the eigenvalues of B: the poster draws Exp(1)."""
+"""The laws of the eigenvalues of B. The poster uses Exp(1)."""
 _DESCENT = 400
-"""Steps of the mixture's descent: at d = 60 the net is then within 0.01 of its end."""
+"""The number of steps of gradient descent on the mixture. At d = 60 the risk is then within 0.01 of its limit."""
 
 
 def spectrum(law: str, dim: int, seed: int) -> Float[Tensor, " d"]:
-    """λ_1 ≥ λ_2 ≥ … with Σλ_i² = 2, as the poster's on average, and below 0.9, so that it serves the mixture too."""
+    """Create the eigenvalues of B.
+
+    They are scaled to Σλ_i² = 2, the mean value in the poster, but at most so that all are below 0.9, as the mixture
+    requires.
+
+    Args:
+        law: One of `LAWS`.
+        dim: The dimension d.
+        seed: The seed, for the exponential law.
+
+    Returns:
+        The eigenvalues, of shape `(d,)`.
+
+    Raises:
+        InputError: If the law is unknown.
+    """
     ranks = torch.arange(1, dim + 1, dtype=torch.float64, device="cpu")
     values = {
         "exponential": exponential(dim, [seed])[0],
@@ -36,7 +51,7 @@ def spectrum(law: str, dim: int, seed: int) -> Float[Tensor, " d"]:
         "1/i": 1 / ranks,
     }
     if law not in values:
-        raise InputError(f"There is no law '{law}' of eigenvalues; take one of {', '.join(LAWS)}.")
+        raise InputError(f"There is no law '{law}' of eigenvalues; choose one of {', '.join(LAWS)}.")
     found = values[law]
     return found * min(math.sqrt(2 / float(found.square().sum())), 0.9 / float(found.max()))
 
@@ -44,32 +59,44 @@ def spectrum(law: str, dim: int, seed: int) -> Float[Tensor, " d"]:
 @final
 @dataclass(frozen=True)
 class RiskCurves:
-    """Risks over var(y): lines of theory at the N of `counts`, and exact risks of one draw of weights.
-
-    The net's are those along its training: T moments of the exact population flow (quadratic target), or of descent on
-    the population risk (mixture), where `times` counts steps.
-    """
+    """Risks divided by var(y): theoretical curves, and exact risks of one draw of the weights."""
 
     counts: Float[Tensor, " k"]
+    """The values of N for the theoretical curves."""
     lines: dict[str, Float[Tensor, " k"]]
-    """"RF", "RF, finite d", "NT" and "NN"."""
+    """The theoretical curves "RF", "RF, finite d", "NT" and "NN"."""
     features: Float[Tensor, " N"]
-    """Of the first 1, 2, … N random features."""
+    """The risks of the first 1, 2, …, N random features."""
     tangent: Float[Tensor, " n"]
+    """The risks of the tangent models, for each width."""
     network: Float[Tensor, "T n"]
+    """The risks of the networks during training, for each width: along the population gradient flow for the quadratic
+    target, and along gradient descent on the population risk for the mixture."""
     times: Float[Tensor, " T"]
+    """The times, or the steps, of `network`."""
     clock: str
-    """What `times` counts."""
+    """The unit of `times`: "time" or "step"."""
     bayes: float
-    """What no function of x can beat."""
+    """The Bayes risk."""
     limit: float
-    """What is left to random features when N/d → ∞: 1 - cos²(B, Γ), or the mixture's risk that belongs to it."""
+    """The risk of random features as N/d → ∞: 1 - cos²(B, Γ), or the corresponding risk of the mixture."""
 
 
 def quadratic_risk_curves(
     values: Float[Tensor, " d"], gamma: Float[Tensor, " d"], widths: Sequence[int], *, seed: int, frames: int
 ) -> RiskCurves:
-    """The target xᵀBx - Tr B, B = diag(values); random features with weights of covariance Γ = diag(gamma)."""
+    """Compute the risks for the target xᵀBx - Tr B with B = diag(values).
+
+    Args:
+        values: The eigenvalues of B, of shape `(d,)`.
+        gamma: The eigenvalues of the covariance Γ of the random weights, of shape `(d,)`.
+        widths: The hidden widths of the tangent models and the networks.
+        seed: The seed of the weights.
+        frames: The number of times.
+
+    Returns:
+        The risks.
+    """
     problem, dim = Quadratic(values[None]), len(values)
     counts, lines = _theory(values, gamma)
     forms, w = problem.forms, gaussian(10 * dim, dim, [seed])
@@ -93,7 +120,18 @@ def quadratic_risk_curves(
 def mixture_risk_curves(
     values: Float[Tensor, " d"], gamma: Float[Tensor, " d"], widths: Sequence[int], *, seed: int, frames: int
 ) -> RiskCurves:
-    """Labels of N(0, I ± Δ), Δ = diag(values), in square loss."""
+    """Compute the risks for the labels of the mixture of N(0, I ± Δ) with Δ = diag(values), with the square loss.
+
+    Args:
+        values: The eigenvalues of Δ, of shape `(d,)`.
+        gamma: The eigenvalues of the covariance Γ of the random weights, of shape `(d,)`.
+        widths: The hidden widths of the tangent models and the networks.
+        seed: The seed of the weights.
+        frames: The approximate number of recorded steps.
+
+    Returns:
+        The risks.
+    """
     problem, dim = Mixture(values[None]), len(values)
     counts, lines = _theory(values, gamma)
     forms, w = problem.forms, gaussian(10 * dim, dim, [seed])
@@ -115,7 +153,7 @@ def mixture_risk_curves(
 
 
 def _theory(values: Tensor, gamma: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
-    """Theorems 1 to 3 for N from d/15 to 10d."""
+    """Compute the risks of theorems 1 to 3 for N from d/15 to 10d."""
     dim = len(values)
     counts = torch.unique(
         torch.logspace(math.log10(dim / 15), math.log10(10 * dim), 120, device="cpu").round()
@@ -136,5 +174,5 @@ def _limit(values: Tensor, gamma: Tensor) -> float:
 
 
 def _first(w: Tensor, dim: int) -> Tensor:
-    """As many as are linearly independent: fewer than d(d+1)/2."""
+    """Select linearly independent features, fewer than d(d+1)/2."""
     return w[:, : min(w.shape[1], dim * (dim + 1) // 2 - 1)]

@@ -1,7 +1,7 @@
-"""A student in the plane beside its own tangent model: one start, one teacher, two descents (paper, Figure 1).
+"""A student network in the plane and its tangent model, which learn the same teacher (Figure 1 of the paper).
 
-Both take the same number of steps, each as long as is stable for it: the tangent model of a small start is so flat that
-in the student's own time it would not have begun to learn.
+Both take the same number of steps, each with its own stable step size. With the step size of the student, the tangent
+model of a small initialisation would barely learn.
 """
 
 from __future__ import annotations
@@ -30,38 +30,59 @@ from lazyscope.tangent.spectrum import Spectrum
 from lazyscope.theory.relative_scale import KinkWarning, RelativeScale, relative_scale
 
 POINTS = 1018
-"""Drawn for each seed, of which the teacher and the samples are the first: the draw of the cover's figure."""
+"""The number of points drawn for each seed. The first ones are the teacher and the samples, as in the figure of the
+paper."""
 ANGLES = 121
-"""Where functions on the circle are seen: every 3°, both ends of the turn included."""
+"""The number of angles at which functions on the circle are evaluated: every 3°, including both -180° and 180°."""
 
 
 @final
 @dataclass(frozen=True)
 class Pair(Studied):
-    """Member 0 is the net at scale α, member 1 its tangent model αh(w₀) + Dh(w₀)v from the same start.
+    """A network at scale α (member 0) and its tangent model αh(w₀) + Dh(w₀)v (member 1).
 
-    >>> x = torch.tensor([[1.0, 0.0]])
-    >>> y = Pair(TwoLayer(torch.ones(1), torch.tensor([[1.0, 0.0]]))).coordinates(x, alpha=2.0)
-    >>> v = {"a": torch.ones(2, 1), "b": torch.tensor([[[1.0, 0.0]], [[1.0, 0.0]]])}
-    >>> y.outputs(v)  # 2(1 + ½)² and 2 + 1 + 1
-    tensor([[4.5000],
-            [4.0000]])
+    Args:
+        net: The network.
+
+    Example:
+        >>> x = torch.tensor([[1.0, 0.0]])
+        >>> y = Pair(TwoLayer(torch.ones(1), torch.tensor([[1.0, 0.0]]))).coordinates(x, alpha=2.0)
+        >>> v = {"a": torch.ones(2, 1), "b": torch.tensor([[[1.0, 0.0]], [[1.0, 0.0]]])}
+        >>> y.outputs(v)  # 2(1 + ½)² and 2 + 1 + 1
+        tensor([[4.5000],
+                [4.0000]])
     """
 
     net: TwoLayer
 
     def coordinates(self, x: Inputs, alpha: Alpha = 1.0, *, centred: bool = False) -> PairCoordinates:
-        """Both on the inputs x, for one finite α."""
+        """Return the map v ↦ (y_α(v₀), αh(w₀) + Dh(w₀)v₁).
+
+        Args:
+            x: The inputs.
+            alpha: The scale α, a finite number.
+            centred: Whether to subtract the outputs at v = 0.
+
+        Returns:
+            The map.
+        """
         return PairCoordinates(self.net, x, check_alpha(alpha), centred)
 
 
 @final
 class PairCoordinates(Coordinates):
-    """v ↦ (y_α(v₀), αh(w₀) + Dh(w₀)v₁)."""
+    """The map v ↦ (y_α(v₀), αh(w₀) + Dh(w₀)v₁).
+
+    Args:
+        net: The network.
+        x: The inputs.
+        alpha: The scale α, a finite number.
+        centred: Whether to subtract the outputs at v = 0.
+    """
 
     def __init__(self, net: TwoLayer, x: Inputs, alpha: Tensor, centred: bool) -> None:
         if alpha.ndim or not bool(alpha.isfinite()) or net.batch:
-            raise InputError("A pair is one net at one finite α; pass a single net and a number.")
+            raise InputError("A pair is one net at one finite α; pass a single network and a number.")
         self.batch, self.alpha = (2,), alpha.expand(2)
         self._both = net.coordinates(x, torch.stack([alpha, torch.full_like(alpha, math.inf)]), centred=True)
         start = net.coordinates(x, alpha, centred=centred)
@@ -84,43 +105,73 @@ class PairCoordinates(Coordinates):
 @final
 @dataclass(frozen=True)
 class Lesson:
-    """What was seen at T steps; index 0 of a pair is the student, index 1 its tangent model."""
+    """The training of a student and its tangent model, recorded at T steps.
+
+    In dimensions of size 2, index 0 is the student and index 1 its tangent model.
+    """
 
     steps: Int[Tensor, " T"]
+    """The recorded steps."""
     loss: Float[Tensor, "T 2"]
-    """R on the samples."""
+    """The training loss."""
     test: Float[Tensor, "T 2"]
-    """R on the whole circle, by its mean over `angles`."""
+    """The test loss: the mean over `angles`."""
     neurons: Float[Tensor, "T 2 m d"]
-    """α|a_j|b_j."""
+    """The neurons α|a_j|b_j."""
     signs: Float[Tensor, "2 m"]
-    """Of a_j at the end."""
+    """The signs of a_j at the last step."""
     function: Float[Tensor, "T 2 angles"]
+    """The outputs on the circle."""
     angles: Float[Tensor, " angles"]
+    """The angles, in radians."""
     target: Float[Tensor, " angles"]
+    """The target on the circle."""
     x: Float[Tensor, "n d"]
+    """The samples."""
     y: Float[Tensor, " n"]
+    """The targets of the samples."""
     teacher: TwoLayer
+    """The teacher."""
     scale: RelativeScale
-    """That of αh at w₀."""
+    """The inverse relative scale of αh at w₀."""
     displacement: Float[Tensor, " T"]
     """‖w - w₀‖/‖w₀‖ of the student."""
     drift: Float[Tensor, " T"]
     """‖K_t - K_0‖/‖K_0‖ of the student's tangent kernel on the samples."""
     stability: Float[Tensor, " T"]
-    """The share of (sample, neuron) pairs whose ReLU is as it was at the start."""
+    """The share of (sample, neuron) pairs whose ReLU has the same state as at the start."""
     spectra: tuple[Spectrum, Spectrum]
-    """Of the student's tangent kernel at the start and at the end."""
+    """The spectra of the student's tangent kernel at the first and the last step."""
     diverged: tuple[bool, bool]
+    """Whether each training diverged."""
 
 
 def circle_teacher(neurons: int, seed: int) -> TwoLayer:
-    """Σ_j ±max(b_j·x, 0) in the plane with unit b_j; with three neurons, that of `Teacher.draw(2, 15, 1000, …)`."""
+    """Draw a teacher Σ_j ±max(b_j·x, 0) in the plane, with unit vectors b_j.
+
+    With three neurons, it is the teacher of `Teacher.draw(2, 15, 1000, …)`.
+
+    Args:
+        neurons: The number of neurons.
+        seed: The seed.
+
+    Returns:
+        The teacher.
+    """
     return TwoLayer(random_signs(neurons, seed).double(), sphere(POINTS, 2, [seed])[0, :neurons].double())
 
 
 def student(width: int, seed: int, *, symmetrised: bool) -> TwoLayer:
-    """u₀, the start at τ = 1, of about `width` neurons."""
+    """Draw the initialisation of the student at τ = 1.
+
+    Args:
+        width: The hidden width. If the network is symmetrised, it is rounded down to an even number, at least 2.
+        seed: The seed.
+        symmetrised: Whether each neuron has a copy of opposite sign, so that the output is zero.
+
+    Returns:
+        The network.
+    """
     if symmetrised:
         return TwoLayer.circle(max(width // 2, 1), [seed]).symmetrised()[0].to(torch.float64)
     return TwoLayer.circle(width, [seed])[0].to(torch.float64)
@@ -129,11 +180,25 @@ def student(width: int, seed: int, *, symmetrised: bool) -> TwoLayer:
 def teach(
     net: TwoLayer, teacher: TwoLayer, loss: Loss, *, samples: int, seed: int, alpha: float, steps: int, frames: int
 ) -> Lesson:
-    """Descent of the net at scale α, and of its tangent model, on samples uniform on the circle.
+    """Train a network at scale α and its tangent model by gradient descent, on uniform samples on the circle.
 
-    The logistic loss learns the teacher's sign, other losses its value. Steps are 1.5/(M(λ + k/α)) in v, k the
-    number of the teacher's neurons and λ the top eigenvalue of K/n at the start: from a small start curvatures grow
-    until the net's mass is that of the teacher, k, whatever α. The tangent model's are 1/(Mλ).
+    The target is the sign of the teacher for the logistic loss, and its value for other losses. The step size of the
+    network is 1.5/(M(λ + k/α)), where M is the smoothness constant of the loss, k the number of neurons of the teacher,
+    and λ the largest eigenvalue of K/n at the start. The term k/α accounts for the growth of the curvature from a small
+    initialisation, until the mass of the network is that of the teacher. The step size of the tangent model is 1/(Mλ).
+
+    Args:
+        net: The network at its initialisation.
+        teacher: The teacher.
+        loss: The loss.
+        samples: The number of samples.
+        seed: The seed of the samples.
+        alpha: The scale α.
+        steps: The number of steps.
+        frames: The approximate number of recorded steps.
+
+    Returns:
+        The recorded training.
     """
     x = sphere(POINTS, 2, [seed])[0, len(teacher.a) :][:samples].double()
     angles = torch.linspace(-math.pi, math.pi, ANGLES, dtype=torch.float64, device="cpu")
@@ -147,7 +212,7 @@ def teach(
 
     def observe(v: Params) -> dict[str, Tensor]:
         function = unseen.outputs(v)
-        return {"function": function, "test": loss(function[..., :-1], target[:-1])}  # -π and π are one point
+        return {"function": function, "test": loss(function[..., :-1], target[:-1])}  # -π and π are the same point
 
     path = gradient_descent(
         pair,
@@ -168,7 +233,7 @@ def teach(
     model = Model(lambda w, z: torch.relu(z @ w["b"].mT) @ w["a"], net.params)
     own = [{name: v[t, 0] for name, v in path.params.items()} for t in range(len(path))]
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", KinkWarning)  # whoever shows κ says it
+        warnings.simplefilter("ignore", KinkWarning)  # the page mentions it beside κ
         scale = relative_scale(net, x, y).scaled(alpha)
     size = torch.linalg.vector_norm(torch.cat([w.flatten() for w in net.params.values()]))
     return Lesson(
