@@ -65,7 +65,7 @@ def test_seeds_give_the_same_batches_on_every_machine() -> None:
 
 def test_impossible_batches_are_refused() -> None:
     for size in (0, 8):
-        with pytest.raises(InputError, match="pass 1 … 7"):
+        with pytest.raises(InputError, match="pass a size from 1 to 7"):
             Batches(some(), size, seed=0)
 
 

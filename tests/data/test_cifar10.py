@@ -144,7 +144,7 @@ def test_some_images_are_shuffled_by_seed(folder: Path, pixels: np.ndarray) -> N
     expected = (torch.from_numpy(pixels) / 255 - torch.tensor(MEAN).view(3, 1, 1)) / torch.tensor(STD).view(3, 1, 1)
     distance = (x[0] - expected).abs().amax((1, 2, 3))
     assert float(distance.min()) < 1e-5
-    with pytest.raises(DataError, match="ask for 1 to 50"):
+    with pytest.raises(DataError, match="pass n from 1 to 50"):
         cifar10("train", n=51)
 
 
@@ -171,16 +171,16 @@ def test_counts_and_classes_are_checked(folder: Path, pixels: np.ndarray) -> Non
     file = folder / "test-00000-of-00001.parquet"
     good = encode(pixels[0])
     write_parquet(file, [good] * 9, list(range(9)))
-    with pytest.raises(DataError, match=r"holds 9 images for 'test', 0 to 1 of a class.* 1 of each; download"):
+    with pytest.raises(DataError, match=r"has 9 images for 'test', 0 to 1 per class.* 1 per class; download"):
         images("test")
     write_parquet(file, [good] * 10, [0, *range(9)])
-    with pytest.raises(DataError, match=r"holds 10 images for 'test', 0 to 2 of a class"):
+    with pytest.raises(DataError, match=r"has 10 images for 'test', 0 to 2 per class"):
         images("test")
     write_parquet(file, [good] * 10, [*range(9), 10])
     with pytest.raises(DataError, match="classes 0 to 10, not 0 to 9"):
         images("test")
     write_parquet(folder / "train-00000-of-00002.parquet", [good] * 50, CLASSES.tolist())
-    with pytest.raises(DataError, match=r"holds 1 of 2 files like train-.*download all"):
+    with pytest.raises(DataError, match=r"contains 1 of 2 files like train-.*download all"):
         images("train")
 
 
@@ -197,18 +197,18 @@ def test_damaged_parquet_says_what_to_do(folder: Path, pixels: np.ndarray) -> No
     whole = file.read_bytes()
     for content in (whole[: len(whole) // 2], b"nonsense", b""):
         file.write_bytes(content)
-        with pytest.raises(DataError, match=r"damaged or no CIFAR-10 .* download it again"):
+        with pytest.raises(DataError, match=r"damaged or is not CIFAR-10 .* download it again"):
             images("test")
     for table in ({"text": ["a"]}, {"img": [3], "label": [1]}, {"img": [{"bytes": b""}], "label": ["cat"]}):
         parquet.write_table(pyarrow.table(table), file)
-        with pytest.raises(DataError, match="damaged or no CIFAR-10"):
+        with pytest.raises(DataError, match="damaged or is not CIFAR-10"):
             images("test")
 
 
 @pytest.mark.parametrize("form", ["binary archive", "python archive"])
 def test_damaged_archives_say_what_to_do(form: str, folder: Path, pixels: np.ndarray) -> None:
     lay(form, folder, "test", pixels)
-    with pytest.raises(DataError, match=r"damaged or no CIFAR-10 \(it holds no data_batch_1"):
+    with pytest.raises(DataError, match=r"damaged or is not CIFAR-10 \(it does not contain data_batch_1"):
         images("train")
     (file,) = folder.iterdir()
     whole = file.read_bytes()
@@ -216,7 +216,7 @@ def test_damaged_archives_say_what_to_do(form: str, folder: Path, pixels: np.nda
     flipped[len(whole) // 2] ^= 0xFF
     for content in (whole[: len(whole) // 2], bytes(flipped), b"nonsense", b""):
         file.write_bytes(content)
-        with pytest.raises(DataError, match=r"(damaged or no CIFAR-10|no multiple of 3073).* download it again"):
+        with pytest.raises(DataError, match=r"(damaged or is not CIFAR-10|not a multiple of 3073).* download it again"):
             images("test")
 
 
@@ -227,7 +227,7 @@ def test_damaged_folders_say_what_to_do(folder: Path, pixels: np.ndarray) -> Non
     with pytest.raises(DataError, match=r"data_batch_4.bin is missing; download"):
         images("train")
     (place / "data_batch_4.bin").write_bytes(b"\x01" * 5000)
-    with pytest.raises(DataError, match="has 5000 bytes, which is no multiple of 3073"):
+    with pytest.raises(DataError, match="has 5000 bytes, which is not a multiple of 3073"):
         images("train")
 
 
@@ -251,7 +251,7 @@ def test_pickles_are_refused_or_told(folder: Path, pixels: np.ndarray, monkeypat
     }
     for reason, content in bad.items():
         write_folder(folder, {"test_batch": content})
-        with pytest.raises(DataError, match=rf"test_batch is damaged or no CIFAR-10 .*{reason}"):
+        with pytest.raises(DataError, match=rf"test_batch is damaged or is not CIFAR-10 .*{reason}"):
             images("test")
     assert not (folder.parent / "owned").exists()
 
@@ -266,5 +266,5 @@ def test_the_whole_set_at_its_own_size(tmp_path: Path, monkeypatch: pytest.Monke
     assert found.pixels.shape == (10_000, 3, 32, 32)
     assert found.pixels[:, 0, 0, 0].tolist() == (np.arange(10_000) % 251).tolist()
     (tmp_path / "test_batch.bin").write_bytes(rows[:-10].tobytes())
-    with pytest.raises(DataError, match="holds 9990 images"):
+    with pytest.raises(DataError, match="has 9990 images"):
         cifar10("test", n=5)

@@ -47,7 +47,7 @@ def test_all_clusters_are_drawn_equally_often() -> None:
 
 @pytest.mark.parametrize(("side", "dim"), [(1, 3), (3, 2)])
 def test_refused(side: int, dim: int) -> None:
-    with pytest.raises(InputError, match="take side"):
+    with pytest.raises(InputError, match="pass side"):
         Clusters.draw(side, dim, [0])
 
 

@@ -38,5 +38,5 @@ def test_black_and_white_bound_the_pixels() -> None:
 
 @pytest.mark.parametrize("n", [0, 1798])
 def test_more_than_there_are_is_refused(n: int) -> None:
-    with pytest.raises(DataError, match="ask for 1 to 1797"):
+    with pytest.raises(DataError, match="pass n from 1 to 1797"):
         digits(n=n)

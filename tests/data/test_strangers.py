@@ -135,7 +135,7 @@ def test_headers_of_archives_are_not_believed(folder: Path) -> None:
         (member("other.bin", 2**33 - 1), "it unpacks to more than"),
         (bytes(negative), "a header of its members is damaged"),
         (bytes(damaged), "a header of its members is damaged"),
-        (b"x" * 512, "damaged or no CIFAR-10"),
+        (b"x" * 512, "damaged or is not CIFAR-10"),
         (member("test_batch.bin", 30730, tarfile.SYMTYPE) + bytes(30730), "it holds no test_batch.bin"),
         (member("test_batch.bin", 30730), "it ends too early"),
     ):
@@ -171,7 +171,7 @@ def test_an_image_that_is_repeated_is_measured_once(folder: Path) -> None:
     table = {"img": pyarrow.StructArray.from_arrays([large], ["bytes"]), "label": [0] * 500}
     parquet.write_table(pyarrow.table(table), folder / "test-00000-of-00001.parquet", store_schema=False)
     before = pyarrow.total_allocated_bytes()
-    with at_most(100 * MIB), pytest.raises(DataError, match=f"it holds an image of {20 * MIB} bytes"):
+    with at_most(100 * MIB), pytest.raises(DataError, match=f"it contains an image of {20 * MIB} bytes"):
         images("test")
     assert pyarrow.default_memory_pool().max_memory() - before < 400 * MIB
 
@@ -180,7 +180,7 @@ def test_more_rows_than_the_data_set_has_are_refused(folder: Path) -> None:
     rows = archive.MOST + 1
     table = {"img": pyarrow.array([{"bytes": b""}] * rows), "label": np.zeros(rows, np.int64)}
     parquet.write_table(pyarrow.table(table), folder / "test-00000-of-00001.parquet")
-    with pytest.raises(DataError, match=f"it holds {rows} rows"):
+    with pytest.raises(DataError, match=f"it contains {rows} rows"):
         images("test")
 
 
@@ -190,7 +190,7 @@ def test_labels_are_a_row_of_whole_numbers(folder: Path, labels: list[object]) -
         pyarrow.table({"img": [{"bytes": encode(TEN[0])}] * 10, "label": labels}),
         folder / "test-00000-of-00001.parquet",
     )
-    with pytest.raises(DataError, match="damaged or no CIFAR-10"):
+    with pytest.raises(DataError, match="damaged or is not CIFAR-10"):
         images("test")
 
 
@@ -204,7 +204,7 @@ def test_labels_in_pickles_are_a_row_of_whole_numbers(folder: Path) -> None:
     odd: list[object] = [two, two.tolist(), nested, "0123456789", {}, None, [True] * 10, np.array(3), [2**70] * 10]
     for labels in (*odd, [-1] * 10):
         write_folder(folder, {"test_batch": pickle.dumps({"data": rows, "labels": labels}, protocol=2)})
-        with at_most(20 * MIB), pytest.raises(DataError, match=r"damaged or no CIFAR-10|classes -1"):
+        with at_most(20 * MIB), pytest.raises(DataError, match=r"damaged or is not CIFAR-10|classes -1"):
             images("test")
 
 
@@ -217,7 +217,7 @@ def test_a_pickle_takes_no_more_memory_than_it_has_bytes(folder: Path) -> None:
         b"\x80\x02" + b"(" * 10**5,
     ):
         write_folder(folder, {"test_batch": content})
-        with at_most(20 * MIB), pytest.raises(DataError, match="damaged or no CIFAR-10"):
+        with at_most(20 * MIB), pytest.raises(DataError, match="damaged or is not CIFAR-10"):
             images("test")
 
 

@@ -70,9 +70,9 @@ def test_displacement_of_each_parameter_and_of_all() -> None:
 def test_misuse_names_the_remedy() -> None:
     with pytest.raises(InputError, match="first kernel is zero"):
         kernel_drift(torch.zeros(2, 2), torch.eye(2))
-    with pytest.raises(InputError, match="no direction"):
+    with pytest.raises(InputError, match="alignment is not defined"):
         kernel_alignment(torch.zeros(2, 2), torch.eye(2))
-    with pytest.raises(InputError, match=r"pass y as \(n, k\)"):
+    with pytest.raises(InputError, match=r"targets of shape \(n, k\)"):
         target_alignment(torch.ones(2, 2, 3, 3), torch.ones(2, 2))
     with pytest.raises(InputError, match="different names"):
         weight_displacement({"a": torch.ones(1)}, {"b": torch.ones(1)})

@@ -123,7 +123,7 @@ def test_csv_is_appended_to_and_a_torn_line_is_cut_off(net: nn.Sequential, x: Te
 def test_other_files_are_not_overwritten(net: nn.Sequential, x: Tensor, tmp_path: Path) -> None:
     path = tmp_path / "thesis.csv"
     path.write_text("chapter,words\n1,2000\n")
-    with pytest.raises(StoreError, match="name another"):
+    with pytest.raises(StoreError, match="choose another"):
         Monitor(net, x, csv=path)
     assert path.read_text() == "chapter,words\n1,2000\n"
     with pytest.raises(StoreError, match="cannot write"):

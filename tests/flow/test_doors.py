@@ -36,7 +36,7 @@ def test_data(linear: Any, flow: Callable[..., Any]) -> None:
         flow(linear.model, Square(), bad, y)
     with pytest.raises(InputError, match="repair"):
         flow(linear.model, Square(), x, y / 0)
-    with pytest.raises(InputError, match=r"reshape|one target an input"):
+    with pytest.raises(InputError, match=r"reshape|one target for each input"):
         flow(linear.model, Square(), x, y[:-1])
     with pytest.raises(InputError, match="reshape"):
         flow(linear.model, Square(), x, y[:, None])
@@ -86,16 +86,16 @@ def test_times(linear: Any, flow: Callable[..., Any], times: Any) -> None:
 
 
 def test_infinite_time_needs_a_closed_form(linear: Any) -> None:
-    with pytest.raises(InputError, match="finite horizon"):
+    with pytest.raises(InputError, match="finite time"):
         gradient_flow(linear.model, Square(), linear.x, linear.y, times=[1.0, math.inf])
-    with pytest.raises(InputError, match="finite horizon"):
+    with pytest.raises(InputError, match="finite time"):
         tangent_flow(linear.model, Logistic(), linear.x, linear.y.sign(), times=[1.0, math.inf])
 
 
 def test_minibatches(linear: Any) -> None:
-    with pytest.raises(InputError, match=r"1 … 8"):
+    with pytest.raises(InputError, match=r"from 1 to 8"):
         Minibatches(linear.x, linear.y, 9)
-    with pytest.raises(InputError, match="one target an input"):
+    with pytest.raises(InputError, match="one target for each input"):
         Minibatches(linear.x, linear.y[1:], 2)
 
 

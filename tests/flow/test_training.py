@@ -156,7 +156,7 @@ def test_a_longer_run_goes_on_and_another_one_is_refused(tmp_path: Path) -> None
     longer = attempt(4)
     (tmp_path / "c.pt").unlink()
     assert torch.equal(weights(longer), weights(attempt(4)))
-    with pytest.raises(InputError, match=r"made with lr 0.1.* not lr 0.2.*; remove it"):
+    with pytest.raises(InputError, match=r"made with lr 0.1.* recipe is lr 0.2.*; remove the checkpoint"):
         attempt(4, lr=0.2)
     with pytest.raises(ScaleError, match="saved at α = 10"):
         attempt(4, module=net(100.0))

@@ -259,7 +259,7 @@ def test_checkpoints_with_checksums_run_no_code_either(tmp_path: Path, monkeypat
     with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
         archive.writestr("archive/data.pkl", bytes(1 << 20))
     _seal(path)
-    with Checkpoint(path) as checkpoint, pytest.warns(DamagedCheckpoint, match="compressed, which no checkpoint is"):
+    with Checkpoint(path) as checkpoint, pytest.warns(DamagedCheckpoint, match="compressed, and checkpoints are not"):
         assert checkpoint.load() is None
 
 

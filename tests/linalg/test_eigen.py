@@ -35,7 +35,7 @@ def test_top_eigenpairs_are_the_dense_ones(dtype: torch.dtype, error: float, hid
 def test_refusals_name_the_remedy(hidden: Hidden, power_law: Law) -> None:
     with pytest.raises(LazyscopeError, match="1 to 9 eigenpairs"):
         top_eigenpairs(hidden(power_law(10)), 10)
-    with pytest.raises(LazyscopeError, match="raise `tolerance`"):
+    with pytest.raises(LazyscopeError, match="increase `tolerance`"):
         top_eigenpairs(hidden(power_law(300, -0.01)), 5, iterations=1)
 
 

@@ -85,9 +85,9 @@ def test_many_eigenpairs_take_few_readings() -> None:
     found = block_eigenpairs(matrix, 50)
     torch.testing.assert_close(found.values, spectrum[:50], rtol=1e-9, atol=0)
     assert matrix.products < 25, "fewer than half as many readings as eigenpairs"
-    with pytest.raises(LazyscopeError, match="within 2 products; raise `tolerance`"):
+    with pytest.raises(LazyscopeError, match="within 2 products; increase `tolerance`"):
         block_eigenpairs(matrix, 50, products=2)
-    with pytest.raises(LazyscopeError, match="1 to 600 eigenpairs, not 601"):
+    with pytest.raises(LazyscopeError, match="count is 601; pass a number from 1 to 600"):
         block_eigenpairs(matrix, 601)
 
 
@@ -162,16 +162,16 @@ def test_an_unfinished_solution_is_a_result(tiles: KernelTiles) -> None:
 
 def test_misuse_names_the_remedy(tiles: KernelTiles) -> None:
     y = torch.zeros(POINTS, OUTPUTS)
-    with pytest.raises(InputError, match=r"pass \(23, 3\), or \(23, 3, m\)"):
+    with pytest.raises(InputError, match=r"pass targets of shape \(23, 3\), or \(23, 3, m\)"):
         kernel_regression(tiles, y[:5], ridge=1.0)
     with pytest.raises(InputError, match="positive, finite number"):
         kernel_regression(tiles, y, ridge=0)
     with pytest.raises(InputError, match="NaN or infinite"):
         kernel_regression(tiles, y / 0, ridge=1.0)
     fit = kernel_regression(tiles, y, ridge=1.0)
-    with pytest.raises(InputError, match="made from other weights and outputs; pass those of"):
+    with pytest.raises(InputError, match="computed from other weights and outputs; pass those of"):
         fit.predict(small(1), points(), points(2))
-    with pytest.raises(InputError, match="made from other data and outputs"):
+    with pytest.raises(InputError, match="computed from other data and outputs"):
         fit.predict(small(), points(seed=7), points(2))
 
 

@@ -114,12 +114,12 @@ def test_another_kernel_is_not_resumed(
 def test_misuse_names_the_remedy(tmp_path: Path) -> None:
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "precious.txt").write_text("mine")
-    with pytest.raises(StoreError, match="is no kernel; choose another path"):
+    with pytest.raises(StoreError, match="is not a kernel; choose another path"):
         tangent_kernel_to_zarr(small(), points(), tmp_path / "full")
-    with pytest.raises(StoreError, match="holds no tangent kernel"):
+    with pytest.raises(StoreError, match="does not contain a tangent kernel"):
         open_tangent_kernel(tmp_path / "nothing")
     zarr.create_array(tmp_path / "foreign", shape=(3,), dtype="float32")
-    with pytest.raises(StoreError, match="holds no tangent kernel"):
+    with pytest.raises(StoreError, match="does not contain a tangent kernel"):
         open_tangent_kernel(tmp_path / "foreign")
     with pytest.raises(InputError, match="pass a smaller tile"):
         tangent_kernel_to_zarr(small(), points(), tmp_path / "K", memory=1000)
@@ -144,7 +144,7 @@ def test_changed_tiles_are_set_aside_and_computed_again(tmp_path: Path) -> None:
         content[100] ^= 1
         (path / victim).write_bytes(content)
     np.testing.assert_array_equal(tiles[:6, :6], whole[:6, :6])
-    with pytest.raises(StoreError, match=r"2 tiles of .* are damaged and set aside; run tangent_kernel_to_zarr"):
+    with pytest.raises(StoreError, match=r"2 tiles of .* are damaged and were renamed; run tangent_kernel_to_zarr"):
         tiles[3:]
     assert sorted(file.name for file in path.rglob("*.damaged")) == ["0.damaged", "0.damaged"]
     with pytest.raises(StoreError, match=r"1 tiles of .* are missing; run tangent_kernel_to_zarr"):
@@ -184,7 +184,9 @@ def test_a_kernel_written_without_checksums_is_refused(tmp_path: Path) -> None:
     tangent_kernel_to_zarr(small(), points(6), path, tile=3)
     described = path / "zarr.json"
     described.write_text(re.sub(r',\s*"checksum": "[0-9a-f]*"', "", described.read_text()))
-    with pytest.raises(StoreError, match=r"holds no tangent kernel \(.*checksum.*\); remove it, and write one"):
+    with pytest.raises(
+        StoreError, match=r"does not contain a tangent kernel \(.*checksum.*\); remove it, and write one"
+    ):
         open_tangent_kernel(path)
 
 

@@ -114,7 +114,14 @@ class JacobianOperator(Operator):
         self.dtype, self.device = out.dtype, out.device
 
     def push_forward(self, v: Params) -> Float[Tensor, " rows"]:
-        """Compute Jv for v given by parameter name."""
+        """Compute Jv.
+
+        Args:
+            v: The vector v, by parameter name.
+
+        Returns:
+            The product, one number for each output of each point.
+        """
         model, parts = self.model, []
         for x in self.batches:
             captured = self._graph(x)
@@ -126,7 +133,14 @@ class JacobianOperator(Operator):
         return torch.cat(parts)
 
     def pull_back(self, u: Float[Tensor, " rows"]) -> dict[str, Tensor]:
-        """Compute Jᵀu by parameter name, which is the gradient of the weighted sum uᵀh(w₀)."""
+        """Compute Jᵀu, the gradient of the weighted sum uᵀh(w₀).
+
+        Args:
+            u: The weights u, one number for each output of each point.
+
+        Returns:
+            The product, by parameter name.
+        """
         model, at = self.model, 0
         total = {name: torch.zeros_like(w) for name, w in model.params.items()}
         for x in self.batches:

@@ -35,7 +35,7 @@ def svm(x: Float[Tensor, "n d"], y: Float[Tensor, " n"]) -> MaxMargin:
 
     Example:
         >>> found = svm(torch.tensor([[1.0, 1.0], [1.0, -1.0]]), torch.tensor([1.0, 1.0]))
-        >>> round(found.attained, 6), found.coefficients.round(decimals=6)
+        >>> round(found.attained, 6), found.coefficients.abs().round(decimals=6)
         (1.0, tensor([1., 0.], dtype=torch.float64))
     """
     rows, signs = check(x, y)
