@@ -17,8 +17,8 @@ from lazyscope.lab.outcome import Outcome
 
 MARK = "<!-- gallery -->"
 STALE = (
-    '<small class="stale">⚠ Stale: this record was made with other code than that of this page. The claims hold at quick'
-    " scale with the present code, which the tests check.</small>"
+    '<small class="stale">⚠ Stale: this record was made with a different version of the code. The tests check the claims'
+    " at quick scale with the current version.</small>"
 )
 OUTCOMES = Path(__file__).parent / "outcomes"
 
@@ -50,7 +50,7 @@ def shown(outcome: Outcome, name: str) -> list[str]:
         f"| {'holds' if c.holds else '**fails**'} |"
         for c in outcome.claims
     ]
-    table = "\n".join(["| claim | source says | measured | verdict |", "|---|---|---|---|", *rows])
+    table = "\n".join(["| claim | source | measured | verdict |", "|---|---|---|---|", *rows])
     origin = outcome.provenance
     return [
         f"![{escape(outcome.title)}](outcomes/{name}/{outcome.scale}.png)",
