@@ -17,8 +17,8 @@ from lazyscope.lab.outcome import Outcome
 
 MARK = "<!-- gallery -->"
 STALE = (
-    '<small class="stale">⚠ Stale: this record was made with a different version of the code. The tests check the claims'
-    " at quick scale with the current version.</small>"
+    '<small class="stale">⚠ Stale: this record was made with a different version of the code. The tests check the'
+    " claims at quick scale with the current version.</small>"
 )
 OUTCOMES = Path(__file__).parent / "outcomes"
 
