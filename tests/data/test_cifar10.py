@@ -242,12 +242,12 @@ def test_pickles_are_refused_or_told(folder: Path, pixels: np.ndarray, monkeypat
     good = python2(pixels[:10], CLASSES[:10])
     bad = {
         "posix.system": pickle.dumps({"data": Evil(), "labels": []}),
-        "no rows of 3072": pickle.dumps({"data": rows[:5], "labels": list(range(10))}, protocol=2),
-        "no rows": pickle.dumps({"data": rows.astype(float), "labels": list(range(10))}, protocol=2),
+        "not rows of 3072": pickle.dumps({"data": rows[:5], "labels": list(range(10))}, protocol=2),
+        "not rows": pickle.dumps({"data": rows.astype(float), "labels": list(range(10))}, protocol=2),
         "labels": pickle.dumps({"data": rows}, protocol=2),
         "truncated": good[: len(good) // 2],
-        "Ran out of input": b"",
-        "Cannot cast": pickle.dumps({"data": rows, "labels": [0.5] * 10}, protocol=2),
+        "ran out of input": b"",
+        "not integers": pickle.dumps({"data": rows, "labels": [0.5] * 10}, protocol=2),
     }
     for reason, content in bad.items():
         write_folder(folder, {"test_batch": content})

@@ -52,5 +52,5 @@ def test_refused(side: int, dim: int) -> None:
 
 
 def test_refused_sample() -> None:
-    with pytest.raises(InputError, match="at least one"):
+    with pytest.raises(InputError, match="pass n ≥ 1"):
         Clusters.draw(3, 3, [0]).sample(0)

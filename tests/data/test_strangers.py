@@ -94,7 +94,7 @@ def write_members(path: Path, *members: bytes) -> None:
 
 def test_a_member_larger_than_any_of_the_data_set_is_not_read(folder: Path) -> None:
     file, size = folder / "cifar-10-binary.tar.gz", archive.LARGEST + 1
-    sentence = rf"test_batch.bin has {size} bytes, and no file of CIFAR-10 has more than"
+    sentence = rf"test_batch.bin has {size} bytes, and files of CIFAR-10 have at most"
     write_members(file, member("test_batch.bin", size), bytes(size))
     with (
         at_most(20 * MIB),
@@ -133,10 +133,10 @@ def test_headers_of_archives_are_not_believed(folder: Path) -> None:
     for header, reason in (
         (member("././@LongLink", 2**31, tarfile.GNUTYPE_LONGNAME), "it unpacks to more than"),
         (member("other.bin", 2**33 - 1), "it unpacks to more than"),
-        (bytes(negative), "a header of its members is damaged"),
-        (bytes(damaged), "a header of its members is damaged"),
+        (bytes(negative), "the header of a member is damaged"),
+        (bytes(damaged), "the header of a member is damaged"),
         (b"x" * 512, "damaged or is not CIFAR-10"),
-        (member("test_batch.bin", 30730, tarfile.SYMTYPE) + bytes(30730), "it holds no test_batch.bin"),
+        (member("test_batch.bin", 30730, tarfile.SYMTYPE) + bytes(30730), "it does not contain test_batch.bin"),
         (member("test_batch.bin", 30730), "it ends too early"),
     ):
         write_members(file, header)

@@ -76,7 +76,7 @@ def test_signs_and_nothing_at_all() -> None:
     assert hellinger_kantorovich(spikes([1.0], [1.0]), spikes([1.0], [-1.0])) == pytest.approx(math.sqrt(2))
     assert cone_distance(spikes([1.0], [1.0]), spikes([1.0], [-1.0])) == pytest.approx(2)
     assert hellinger_kantorovich(spikes([1.0], [4.0]), spikes([1.0], [0.0])) == pytest.approx(2)
-    with pytest.raises(InputError, match="index"):
+    with pytest.raises(InputError, match="select one measure"):
         cone_distance(spikes([1.0], [1.0]).expand(2), spikes([1.0], [1.0]))
     with pytest.raises(InputError, match="domains"):
         cone_distance(spikes([1.0], [1.0]), Measure.grid(Sphere(2), 2))

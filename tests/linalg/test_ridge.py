@@ -120,8 +120,8 @@ def test_gaussian_kernel_is_its_definition() -> None:
     ("rows", "targets", "ridges", "word"),
     [
         (torch.eye(3), torch.ones(4, 1), [1.0], "first rows"),
-        (torch.eye(3), torch.ones(1, 1), [1.0], "two at least"),
-        (torch.eye(3), torch.ones(3, 1, dtype=torch.float64), [1.0], "together"),
+        (torch.eye(3), torch.ones(1, 1), [1.0], "at least two"),
+        (torch.eye(3), torch.ones(3, 1, dtype=torch.float64), [1.0], "convert one"),
         (torch.eye(3), torch.ones(3, 1), [], "positive"),
         (torch.eye(3), torch.ones(3, 1), [0.0], "positive"),
     ],

@@ -330,7 +330,7 @@ def test_an_activation_of_ones_own() -> None:
         ({"depth": 0}, ModelError, "at least 1"),
         ({"activation": "gelu"}, ModelError, "relu or erf"),
         ({"weight_variance": (1.0, 2.0, 3.0)}, ModelError, "one for each layer"),
-        ({"bias_variance": -1.0}, ModelError, "from 0 on"),
+        ({"bias_variance": -1.0}, ModelError, "non-negative"),
         ({"x2": normal(2, 4)}, InputError, "reshape"),
         ({"x2": normal(2, 3, dtype=torch.float32)}, InputError, "`.to`"),
         ({"x1": torch.full((2, 3), math.nan, dtype=torch.float64)}, InputError, "nan_to_num"),
