@@ -164,7 +164,7 @@ def test_refusals() -> None:
     forms = TARGET.forms
     with pytest.raises(InputError, match="linearly dependent"):
         forms.random_features(gaussian(10, 4, [0]))
-    with pytest.raises(InputError, match="pass all of them"):
+    with pytest.raises(InputError, match="pass more neurons"):
         forms.neural_tangent(W, [4])
     with pytest.raises(InputError, match="‖Δ‖ < 1"):
         Mixture(torch.tensor([[1.2, 0.1]]))

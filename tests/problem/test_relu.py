@@ -65,7 +65,7 @@ def test_matrix_free_least_squares_is_dense(dim: int) -> None:
             explained = wanted @ torch.linalg.solve(operator.to_dense(), wanted)
             expected = 1 - explained / (2 * problem.spectrum[draw].square().sum())
             assert float(found[draw, j]) == pytest.approx(float(expected), abs=1e-9)
-    with pytest.raises(InputError, match="pass all of them"):
+    with pytest.raises(InputError, match="pass more neurons"):
         relu.neural_tangent(w, problem.spectrum, [10])
 
 

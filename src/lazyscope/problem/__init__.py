@@ -1,4 +1,4 @@
-"""Problems whose exact answers are known."""
+"""Problems with known exact solutions."""
 
 from lazyscope.problem.deconvolution import Deconvolution
 from lazyscope.problem.mixture import Mixture

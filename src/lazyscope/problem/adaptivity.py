@@ -1,6 +1,7 @@
-"""y = g(Ax) with A of s ≪ d rows: kernel ridge regression against a regularised two-layer net (talk 004, "Adaptivity").
+"""Targets y = g(Ax) with s ≪ d rows in A: kernel ridge regression and regularised networks (talk 004, "Adaptivity").
 
-Kernel methods see all d dimensions, n^{-1/d}; nets with weight decay find the s that matter, √d n^{-1/(s+3)}.
+The error of kernel methods depends on all d dimensions, as n^{-1/d}. Two-layer networks with weight decay find the s
+relevant dimensions, and their error is √d n^{-1/(s+3)}.
 """
 
 from __future__ import annotations
@@ -21,30 +22,52 @@ from lazyscope.stream import stream
 from lazyscope.theory.margin import conjugate_kernel
 
 PENALTIES = (1e-2, 3e-3, 1e-3, 3e-4, 1e-4)
-"""λ of the nets to choose from."""
+"""The default values of λ to choose from for the networks."""
 
 _PLANE, _TRAIN, _TEST, _NET = range(4)
-"""The parts of what a seed draws."""
+"""The parts of a seed's random numbers that the plane, the training points, the test points and the network use."""
 
 
 @final
 @dataclass(frozen=True)
 class Projection:
-    """y = ‖Ax‖₂, x ~ N(0, I_d), A the projection on a random plane of s dimensions: 1-Lipschitz, no finite net is it.
+    """The target y = ‖Ax‖₂ with x ~ N(0, I_d), where A projects on a random s-dimensional subspace.
 
-    Inputs get a constant 1 in front, for the bias.
+    The target is 1-Lipschitz, and no finite ReLU network represents it exactly. Inputs have a leading constant 1 for
+    the bias, so `inputs` is d + 1.
     """
 
     x: Float[Tensor, "seeds n inputs"]
+    """The training inputs."""
     y: Float[Tensor, "seeds n"]
+    """The training targets."""
     x_test: Float[Tensor, "seeds k inputs"]
+    """The test inputs."""
     y_test: Float[Tensor, "seeds k"]
+    """The test targets."""
 
     @staticmethod
     def draw(s: int, dim: int, train: int, test: int, seeds: Sequence[int]) -> Projection:
-        """Fewer training points are the first ones; test points do not depend on their number."""
+        """Draw one problem per seed.
+
+        A smaller training set consists of the first points of a larger one, and the test points do not depend on the
+        number of training points.
+
+        Args:
+            s: The dimension of the subspace, from 1 to `dim`.
+            dim: The input dimension d.
+            train: The number of training points.
+            test: The number of test points.
+            seeds: The seeds, one per problem.
+
+        Returns:
+            The problems, in float32 on the CPU.
+
+        Raises:
+            InputError: If s is not between 1 and `dim`.
+        """
         if not 1 <= s <= dim:
-            raise InputError(f"A plane of {s} dimensions does not lie in {dim}; take s from 1 to dim.")
+            raise InputError(f"There is no subspace of dimension {s} in {dim} dimensions; pass an s from 1 to dim.")
         sides: list[tuple[Tensor, Tensor]] = []
         for part, count in ((_TRAIN, train), (_TEST, test)):
             x = torch.stack([torch.randn(count, dim, generator=stream(seed, part), device="cpu") for seed in seeds])
@@ -54,16 +77,37 @@ class Projection:
         return Projection(*sides[0], *sides[1])
 
     def to(self, device: torch.device) -> Projection:
-        """On another device."""
+        """Return the same problems on another device.
+
+        Args:
+            device: The device.
+
+        Returns:
+            The problems on that device.
+        """
         return Projection(self.x.to(device), self.y.to(device), self.x_test.to(device), self.y_test.to(device))
 
     def relative(self, outputs: Float[Tensor, "*batch k"]) -> Float[Tensor, "*batch"]:
-        """∫(f - y)²dρ over the variance of y, on the test points."""
+        """Compute the relative error: the mean of (f - y)² on the test points, divided by the variance of y.
+
+        Args:
+            outputs: The outputs f on the test points, of shape `(*batch, k)`.
+
+        Returns:
+            The relative errors, of shape `batch`.
+        """
         return (outputs - self.y_test).square().mean(-1) / self.y_test.var(-1)
 
 
 def kernel_error(problem: Projection) -> Float[Tensor, " seeds"]:
-    """Ridge regression with the conjugate kernel of infinitely many neurons, λ chosen on held-out rows."""
+    """Compute the relative test error of ridge regression with the conjugate kernel of infinitely many neurons.
+
+    Args:
+        problem: The problems, one per seed. The ridge λ is chosen on held-out training points.
+
+    Returns:
+        The relative errors, of shape `(seeds,)`.
+    """
     outputs = []
     for x, y, x_test in zip(problem.x, problem.y, problem.x_test, strict=True):
         points = torch.cat([x, x_test]).double()
@@ -75,14 +119,14 @@ def kernel_error(problem: Projection) -> Float[Tensor, " seeds"]:
 @final
 @dataclass(frozen=True)
 class NetFit:
-    """Nets of least error on held-out rows, one a seed."""
+    """The networks, one per seed, whose λ has the smallest error on held-out training points."""
 
     error: Float[Tensor, " seeds"]
-    """Relative, on the test points."""
+    """The relative error on the test points."""
     penalty: Float[Tensor, " seeds"]
-    """The λ chosen."""
+    """The λ that was chosen."""
     objective: Float[Tensor, "T seeds penalties"]
-    """F along the way."""
+    """The objective at T steps of the optimisation."""
 
 
 @torch.no_grad()
@@ -95,10 +139,23 @@ def net_error(
     lr: float | int = 0.05,
     penalties: Sequence[float] = PENALTIES,
 ) -> NetFit:
-    """min over w of (1/2n)Σ(f(x_i) - y_i)² + (λ/2m)Σ‖w_j‖², f = (1/m)Σ_j c_j relu(a_j·x): all seeds and λ at once.
+    """Train networks with weight decay, for all seeds and all λ in one batch, and choose λ on held-out points.
 
-    Its minimum over all widths is that of (1/2n)Σ(f(x_i) - y_i)² + λ‖f‖ in variation norm. Minimised by Adam with a
-    cosine schedule, as what is minimised matters here and not the way. The last tenth of the rows chooses λ.
+    The objective is (1/2n)Σ(f(x_i) - y_i)² + (λ/2m)Σ‖w_j‖² with f = (1/m)Σ_j c_j relu(a_j·x) and w_j = (c_j, a_j).
+    Its minimum over all widths equals that of (1/2n)Σ(f(x_i) - y_i)² + λ‖f‖, where ‖f‖ is the variation norm. Only the
+    minimiser matters here, so the optimiser is Adam with a cosine schedule. The last tenth of the training points is
+    held out.
+
+    Args:
+        problem: The problems, one per seed.
+        seeds: The seeds of the initial weights, one per problem.
+        width: The hidden width m.
+        steps: The number of steps of Adam.
+        lr: The initial learning rate of Adam.
+        penalties: The values of λ to choose from.
+
+    Returns:
+        The errors of the chosen networks, the chosen λ and the objectives.
     """
     count, dim = problem.x.shape[-2:]
     kept = count - max(1, round(HELD_OUT * count))

@@ -1,4 +1,4 @@
-"""The lecture's convex functions, each with its exact answer: minimisers, curvatures, and every iterate of descent."""
+"""The convex functions of the lecture, with known minimisers, curvatures and iterates of gradient descent."""
 
 from __future__ import annotations
 
@@ -17,41 +17,56 @@ from lazyscope.theory.convex import Real
 
 @dataclass(frozen=True)
 class Descent:
-    """Descent on a `Convex`, beside the exact answer; times first, then the batch.
+    """A run of gradient descent on a `Convex` function, compared with the exact iterates.
 
-    `distance` is to the minimiser closest to w₀, `moved` is ‖w_t - w₀‖, and `drift` the move along the minimisers:
-    how far apart the minimisers closest to w_t and w₀ are (for least squares the part of w_t - w₀ outside Im X).
-    `error` compares with the exact iterate, in units of `‖w_t - w̄‖ + ‖w̄‖`: next to w̄ floating point resolves no more.
+    The first dimension of every tensor is time, and the batch dimensions follow. The minimiser closest to w₀ is w̄.
     """
 
     path: Float[Tensor, "t *batch p"]
+    """The iterates w_t."""
     value: Float[Tensor, "t *batch"]
+    """The values F(w_t)."""
     distance: Float[Tensor, "t *batch"]
+    """The distance ‖w_t - w̄‖."""
     moved: Float[Tensor, "t *batch"]
+    """The distance ‖w_t - w₀‖ from the start."""
     drift: Float[Tensor, "t *batch"]
+    """The distance between the minimisers closest to w_t and to w₀. For least squares, this is the norm of the part of
+    w_t - w₀ outside Im X."""
     error: Float[Tensor, "t *batch"]
+    """The distance from the exact iterate, divided by ‖w_t - w̄‖ + ‖w̄‖, the scale of floating-point rounding."""
 
 
 @dataclass(frozen=True)
 class Convex:
-    """A convex `F: ℝᵖ → ℝ` with minimum 0, a start w₀, and what is known about them.
-
-    `value` maps (*batch, p) to (*batch); `nearest` projects on the set of minimisers. `smoothness` L and
-    `strong_convexity` m are the largest and least curvature (∞ where F' jumps, 0 where F is flat); `growth` is the
-    largest μ with `F(w) ≥ μ/2 · dist(w, argmin F)²`, which sets the speed where the minimiser is not unique.
-    `iterate(start, lr, times)` is w_t without iterating, (times, *batch, p), and NaN where no formula is known.
-    """
+    """A convex function `F: ℝᵖ → ℝ` with minimum 0, a start w₀, and their known properties."""
 
     start: Float[Tensor, " p"]
+    """The start w₀."""
     value: Callable[[Tensor], Tensor]
+    """The function F, from shape `(*batch, p)` to shape `batch`."""
     nearest: Callable[[Tensor], Tensor]
+    """The projection on the set of minimisers."""
     smoothness: float
+    """The largest curvature L, which is ∞ if F' has jumps."""
     strong_convexity: float
+    """The smallest curvature m, which is 0 if F is flat in some direction or region."""
     growth: float
+    """The largest μ with `F(w) ≥ μ/2 · dist(w, argmin F)²`. It determines the rate if the minimiser is not unique."""
     iterate: Callable[[Tensor, Tensor, Tensor], Tensor]
+    """The function `(start, lr, times)` that returns w_t by a formula, of shape `(times, *batch, p)`. Entries are NaN
+    where no formula is known."""
 
     def descend(self, lr: Float[Tensor, "*batch"], times: Int[Tensor, " t"]) -> Descent:
-        """`w_{t+1} = w_t - η F'(w_t)` by autograd, for all steps η at once, seen at the given increasing times."""
+        """Run gradient descent `w_{t+1} = w_t - η F'(w_t)`, with gradients by autograd, for a batch of step sizes.
+
+        Args:
+            lr: The step sizes η, of shape `batch`.
+            times: The steps t to record, in increasing order.
+
+        Returns:
+            The iterates at the recorded steps, and their errors.
+        """
         start = self.start.expand(*lr.shape, -1)
         wanted, seen, w = set(times.tolist()), [], start
         for time in range(int(times[-1]) + 1):
@@ -73,11 +88,20 @@ class Convex:
 
 
 def quadratic(matrix: Float[Tensor, "p p"], minimiser: Float[Tensor, " p"], start: Float[Tensor, " p"]) -> Convex:
-    """`F(w) = ½ (w - w*)ᵀM(w - w*)`, M ≠ 0 positive semi-definite: `w_t - w* = (I - ηM)^t (w₀ - w*)`."""
+    """The quadratic `F(w) = ½ (w - w*)ᵀM(w - w*)`, with the iterates `w_t - w* = (I - ηM)^t (w₀ - w*)`.
+
+    Args:
+        matrix: The matrix M, positive semidefinite and nonzero.
+        minimiser: The minimiser w*.
+        start: The start w₀.
+
+    Returns:
+        The function. Eigenvalues of M at the level of rounding count as zero.
+    """
     eigenvalues: Tensor
     basis: Tensor
     eigenvalues, basis = torch.linalg.eigh(matrix)
-    # An eigenvalue that rounding alone can make is zero: numpy's rule for the rank of a matrix.
+    # Eigenvalues at the level of rounding are zero; the threshold is that of numpy.linalg.matrix_rank.
     curved = eigenvalues > eigenvalues[-1] * len(matrix) * torch.finfo(matrix.dtype).eps
     flat = basis[:, ~curved]
 
@@ -104,12 +128,15 @@ def quadratic(matrix: Float[Tensor, "p p"], minimiser: Float[Tensor, " p"], star
 
 
 def parabola(curvature: Real = 1.0, minimiser: Real = 0.0, start: Real = 1.0) -> Convex:
-    """`F(w) = λ(w - w*)²/2` on the line."""
+    """The parabola `F(w) = λ(w - w*)²/2` on the line, with curvature λ."""
     return quadratic(_vector(curvature)[None], _vector(minimiser), _vector(start))
 
 
 def conditioned(condition: Real, dim: int = 2, seed: int = 0) -> Convex:
-    """A quadratic with curvatures from 1/κ to 1, evenly spaced in the logarithm; random basis and start, w* = 0."""
+    """A quadratic with condition number `condition`, a random basis and start, and w* = 0.
+
+    The curvatures are spaced evenly on a logarithmic scale from 1/condition to 1.
+    """
     random = torch.Generator().manual_seed(seed)
     curvatures = torch.logspace(-math.log10(condition), 0, dim, dtype=torch.float64, device="cpu")
     basis = torch.linalg.qr(torch.randn(dim, dim, dtype=torch.float64, generator=random, device="cpu")).Q
@@ -118,7 +145,7 @@ def conditioned(condition: Real, dim: int = 2, seed: int = 0) -> Convex:
 
 
 def absolute(slope: Real = 2.0, minimiser: Real = 0.4, start: Real = 2.03) -> Convex:
-    """`F(w) = G|w - w*|`, flat and not smooth; the slides draw G = 2, w* = 0.4."""
+    """The function `F(w) = G|w - w*|`, which is not smooth at w*. The slides draw G = 2 and w* = 0.4."""
 
     def iterate(start: Tensor, lr: Tensor, times: Tensor) -> Tensor:
         return minimiser + theory.absolute(start - minimiser, slope, lr[..., None], _over(times, start))
@@ -135,7 +162,7 @@ def absolute(slope: Real = 2.0, minimiser: Real = 0.4, start: Real = 2.03) -> Co
 
 
 def huber(start: Real = 4.3) -> Convex:
-    """`F(w) = w²/2` for |w| ≤ 1, `|w| - ½` beyond: curved at the minimum, flat far from it."""
+    """The Huber function `F(w) = w²/2` for |w| ≤ 1 and `|w| - ½` otherwise, with curvature 1 near 0 and 0 elsewhere."""
     return Convex(
         start=_vector(start),
         value=lambda w: torch.where(w.abs() <= 1, w**2 / 2, w.abs() - 0.5)[..., 0],
@@ -148,17 +175,23 @@ def huber(start: Real = 4.3) -> Convex:
 
 
 def exercise_a(start: Real = 1.0) -> Convex:
-    """`f(x, y) = x²/2` from x = y: a line of minimisers; y never moves."""
+    """The function `f(x, y) = x²/2` from x = y. Its minimisers form a line, and y stays constant."""
     return quadratic(torch.diag(_vector(1.0, 0.0)), _vector(0.0, 0.0), _vector(start, start))
 
 
 def exercise_b(start: Real = 1.0) -> Convex:
-    """`g(x, y) = x²/2 + 10⁻⁵ y²/2` from x = y: condition number 10⁵; F is small long before w is near."""
+    """The function `g(x, y) = x²/2 + 10⁻⁵ y²/2` from x = y, with condition number 10⁵.
+
+    Its value becomes small long before w is close to the minimiser.
+    """
     return quadratic(torch.diag(_vector(1.0, 1e-5)), _vector(0.0, 0.0), _vector(start, start))
 
 
 def exercise_c(start: Real = 1.0) -> Convex:
-    """`h(x, y) = x²/2 + |y|` from x = y: x converges, y oscillates with `|y_t| + |y_{t+1}| = η`."""
+    """The function `h(x, y) = x²/2 + |y|` from x = y.
+
+    Under gradient descent x converges, and y oscillates with `|y_t| + |y_{t+1}| = η`.
+    """
 
     def iterate(start: Tensor, lr: Tensor, times: Tensor) -> Tensor:
         (x, y), time = start.unbind(-1), _over(times, lr)
@@ -176,7 +209,18 @@ def exercise_c(start: Real = 1.0) -> Convex:
 
 
 def least_squares(features: Float[Tensor, "p n"], targets: Float[Tensor, " n"], start: Float[Tensor, " p"]) -> Convex:
-    """`F(w) = ‖Xᵀw - Y‖²/2n` with rank X = n ≤ p: a quadratic with M = XXᵀ/n, flat in p - n directions."""
+    """Least squares `F(w) = ‖Xᵀw - Y‖²/2n` with rank X = n ≤ p.
+
+    This is a quadratic with M = XXᵀ/n, flat in p - n directions.
+
+    Args:
+        features: The matrix X, with one sample per column.
+        targets: The targets Y.
+        start: The start w₀.
+
+    Returns:
+        The function.
+    """
     n = len(targets)
     nearest = partial(theory.closest_minimiser, features, targets)
     problem = quadratic(features @ features.mT / n, nearest(torch.zeros_like(start)), start)
@@ -184,14 +228,14 @@ def least_squares(features: Float[Tensor, "p n"], targets: Float[Tensor, " n"], 
 
 
 def gaussian_data(p: int, n: int, seed: int = 0) -> tuple[Tensor, Tensor, Tensor]:
-    """Standard Gaussian data: n feature vectors in ℝᵖ, the columns of X; targets Y; a start w₀."""
+    """Draw standard Gaussian data: the matrix X with n columns in ℝᵖ, the targets Y and a start w₀."""
     random = torch.Generator().manual_seed(seed)
     table = torch.randn(n + 1, p, dtype=torch.float64, generator=random, device="cpu")
     return table[1:].mT, torch.randn(n, dtype=torch.float64, generator=random, device="cpu"), table[0]
 
 
 def gaussian_least_squares(p: int, n: int, seed: int = 0) -> Convex:
-    """Least squares on `gaussian_data`."""
+    """Least squares on the data of `gaussian_data`."""
     return least_squares(*gaussian_data(p, n, seed))
 
 
@@ -205,7 +249,7 @@ PROBLEMS: dict[str, Callable[..., Convex]] = {
     "c": exercise_c,
     "least squares": gaussian_least_squares,
 }
-"""The lecture's examples by name."""
+"""The examples of the lecture, by name."""
 
 
 def _vector(*entries: Real) -> Tensor:
@@ -213,5 +257,5 @@ def _vector(*entries: Real) -> Tensor:
 
 
 def _over(times: Tensor, like: Tensor) -> Tensor:
-    """Times as a new first dimension before those of `like`."""
+    """Reshape the times to a leading dimension that broadcasts against `like`."""
     return times.reshape(-1, *(1 for _ in like.shape))

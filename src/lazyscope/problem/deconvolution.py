@@ -1,4 +1,4 @@
-"""Sparse deconvolution on the torus: spikes seen through a low-pass filter, the Dirichlet kernel (talk 004)."""
+"""Sparse deconvolution on the torus: recover spikes from low-pass observations, the Dirichlet kernel (talk 004)."""
 
 from __future__ import annotations
 
@@ -18,58 +18,105 @@ _STARTS = {
     "four": [[0.5, -0.5], [2.1, -0.7], [0.3, 1.8], [0.5, 1.5]],
     "poor": [[1.9, -0.5], [2.0, -0.3], [1.8, -0.6]],
 }
-"""Off (π, π): Chizat's starts near the spikes, and one with all three particles at the lightest."""
+"""Starting positions relative to (π, π): two from Chizat (2019), and one with all particles near the lightest spike."""
 
 
 @final
 @dataclass(frozen=True)
 class Deconvolution:
-    """min J(ν) = ½‖∫φ dν - ∫φ dν₀‖² + λ|ν|(T^dim), with the truth ν₀; φ has frequencies -order … order an axis.
+    """The problem min J(ν) = ½‖∫φ dν - ∫φ dν₀‖² + λ|ν|(T^dim) with a known true measure ν₀.
 
-    At λ = 0 the truth is a minimiser, with J = 0. At λ > 0 minimisers are biased: masses shrink, and spikes shift.
+    The features φ are the trigonometric functions with frequencies from -order to order along each axis. At λ = 0 the
+    true measure is a minimiser, with J = 0. At λ > 0 the minimisers are biased: their masses are smaller, and their
+    positions are shifted.
+
+    Example:
+        >>> problem = Deconvolution.plane(penalty=0.1)
+        >>> len(problem.truth), problem.truth.domain.dim
+        (3, 2)
     """
 
     truth: Measure
+    """The true measure ν₀."""
     functional: Functional
+    """The objective J."""
 
     @staticmethod
     def of(truth: Measure, order: int, penalty: float | int | Tensor, *, signed: bool = False) -> Deconvolution:
-        """The problem that has this truth."""
+        """Construct the problem for a given true measure.
+
+        Args:
+            truth: The true measure ν₀ on a torus.
+            order: The highest frequency of φ along each axis.
+            penalty: The regularisation λ ≥ 0, as one number or as a tensor with one number per member of a family.
+            signed: Whether to minimise over signed measures. With False, measures are nonnegative.
+
+        Returns:
+            The problem.
+        """
         features = Trigonometric(order, truth.domain.dim)
         target = features.at(truth.theta).integrate(truth.weights)
         return Deconvolution(truth, Functional(features, Quadratic(target), penalty, signed))
 
     @staticmethod
     def plane(penalty: float | int | Tensor = 1.0, device: torch.device | str = "cpu") -> Deconvolution:
-        """Three spikes on T², frequencies -2 … 2, as in Chizat (2019)."""
+        """Construct the problem of Chizat (2019) with three spikes on T² and frequencies from -2 to 2.
+
+        Args:
+            penalty: The regularisation λ ≥ 0, as one number or as a tensor with one number per member of a family.
+            device: The device of the true measure.
+
+        Returns:
+            The problem.
+        """
         theta = math.pi + torch.tensor([[0.0, 0.0], [1.7, -0.3], [0.7, 1.3]], dtype=torch.float64, device=device)
         masses = torch.tensor([1.1, 0.8, 1.0], dtype=torch.float64, device=device).square()
         return Deconvolution.of(Measure.of(Torus(2), theta, masses), 2, penalty)
 
     @staticmethod
     def line(penalty: float | int | Tensor = 0.3, device: torch.device | str = "cpu") -> Deconvolution:
-        """Five signed spikes on T¹ of total mass 1, frequencies -4 … 4: the sizes of Chizat (2019).
+        """Construct a problem with five signed spikes of total mass 1 on T¹ and frequencies from -4 to 4.
 
-        Positions and masses are ours, as those were drawn by another generator. Spikes of unlike signs can be so close
-        that the truth is not the limit of minimisers as λ → 0; these are not (at λ = 10⁻³ they are 2·10⁻⁴ off).
+        The number of spikes and the frequencies are those of Chizat (2019); the positions and masses, which are random
+        there, are fixed here. Spikes of opposite signs can be so close that the true measure is not the limit of the
+        minimisers as λ → 0. These spikes are far enough apart: at λ = 10⁻³ the minimiser is 2·10⁻⁴ away.
+
+        Args:
+            penalty: The regularisation λ ≥ 0, as one number or as a tensor with one number per member of a family.
+            device: The device of the true measure.
+
+        Returns:
+            The problem.
         """
         angles = torch.tensor([0.5, 1.4, 2.8, 4.2, 5.1], dtype=torch.float64, device=device)
         masses = torch.tensor([0.25, -0.2, 0.15, -0.25, 0.15], dtype=torch.float64, device=device)
         return Deconvolution.of(Measure.of(Torus(1), angles[:, None], masses), 4, penalty, signed=True)
 
     def answer(self) -> Measure:
-        """The minimiser, by Newton's method from the truth: it is one where its certificate says so."""
+        """Compute a local minimiser by L-BFGS and Newton's method from the true measure.
+
+        It is the global minimiser if its dual certificate is valid, which this method does not check.
+
+        Returns:
+            The measure.
+        """
         return polish(self.functional, self.truth)
 
     def first_order(self) -> Measure:
-        """truth + λ d/dλ of the minimiser at λ = 0: what the bias is for small λ (Duval and Peyré, 2015).
+        """Compute the minimiser to first order in λ, from its derivative at λ = 0 (Duval and Peyré, 2015).
 
-        With A the derivative of f = ∫φ dν in weights w and positions, ⟨s_iφ(θ_i), f - y⟩ = -λ and ⟨∇φ(θ_i), f - y⟩ = 0
-        say AᵀAδ = -λ(s, 0), as f - y = Aδ to first order.
+        Let A be the derivative of f = ∫φ dν with respect to the weights w and the positions. To first order f - y = Aδ,
+        so the conditions ⟨s_iφ(θ_i), f - y⟩ = -λ and ⟨∇φ(θ_i), f - y⟩ = 0 become AᵀAδ = -λ(s, 0).
+
+        Returns:
+            The measure ν₀ + δ.
+
+        Raises:
+            InputError: If there are more unknowns than frequencies.
         """
         truth, count = self.truth, len(self.truth)
         if (1 + truth.domain.dim) * count > self.functional.features.at(truth.theta).integrate(truth.weights).numel():
-            raise InputError("There are more unknowns than frequencies, so AᵀA is singular; raise the order.")
+            raise InputError("There are more unknowns than frequencies, so AᵀA is singular; increase the order.")
 
         def predictor(x: Tensor) -> Tensor:
             theta = x[count:].reshape(truth.theta.shape)
@@ -83,13 +130,21 @@ class Deconvolution:
 
 
 def start(name: str, mass: float | int = 0.25) -> Measure:
-    """Few equal particles for `Deconvolution.plane`: "three", "four" (Chizat, 2019), or "poor", which ends wrong."""
+    """A start with few particles of equal mass for `Deconvolution.plane`.
+
+    Args:
+        name: "three" or "four", the starts of Chizat (2019), or "poor", from which descent ends in a bad local minimum.
+        mass: The total mass.
+
+    Returns:
+        The measure.
+    """
     theta = math.pi + torch.tensor(_STARTS[name], dtype=torch.float64, device="cpu")
     return Measure.of(Torus(2), theta, torch.full((len(theta),), mass / len(theta), dtype=torch.float64, device="cpu"))
 
 
 def spike_distance(spikes: Measure, answer: Measure) -> float:
-    """The Hausdorff distance of two sets of spikes, where those of unlike sign are π apart."""
+    """Compute the Hausdorff distance between two sets of spikes, where spikes of opposite signs have distance π."""
     if not len(spikes) or not len(answer):
         return math.pi
     shape = (len(spikes), len(answer), -1)

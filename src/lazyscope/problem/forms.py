@@ -1,8 +1,9 @@
-"""Least squares over quadratic forms, exactly: what nets with σ(u) = u² can explain of a response y.
+"""Exact least squares over quadratic forms: the part of a response y that networks with σ(u) = u² can explain.
 
-A net Σ_i a_i (w_i·x)² + c is a form xᵀAx + c, A = Σ_i a_i w_iw_iᵀ. All that matters of the data is
-cov(y, xᵀAx) = ⟨C, A⟩ and var(xᵀAx) = ⟨A, 𝒢A⟩ + β⟨C, A⟩², 𝒢A = 2(A + ΔAΔ), by the moments of Gaussians. Then
-random features span {w_iw_iᵀ}, the neural tangent {w_iaᵀ + aw_iᵀ}, and N trained neurons make all A ⪰ 0 of rank N.
+A network Σ_i a_i (w_i·x)² + c is a quadratic form xᵀAx + c with A = Σ_i a_i w_iw_iᵀ. The risk depends on the data only
+through cov(y, xᵀAx) = ⟨C, A⟩ and var(xᵀAx) = ⟨A, 𝒢A⟩ + β⟨C, A⟩² with 𝒢A = 2(A + ΔAΔ), the moments of Gaussians.
+Random features span {w_iw_iᵀ}, the neural tangent class is {Σ_i w_ia_iᵀ + a_iw_iᵀ}, and N trained neurons represent
+every A ⪰ 0 of rank at most N.
 """
 
 from __future__ import annotations
@@ -22,56 +23,90 @@ from lazyscope.linalg.solve import conjugate_gradients
 
 @dataclass(frozen=True)
 class Forms:
-    """C, Δ and β of one response, in coordinates where C and Δ are diagonal; leading dimensions are draws.
+    """The moments C, Δ and β of one response per draw, in a basis where C and Δ are diagonal.
 
-    `power` is var(y). Gaussian inputs are isotropic up to Δ, so a basis in which both are diagonal loses nothing.
+    Gaussian inputs are isotropic up to Δ, so the choice of this basis is not a restriction.
     """
 
     power: Float[Tensor, "*b"]
+    """The variance of y."""
     covector: Float[Tensor, "*b d"]
+    """The diagonal of C."""
     spread: Float[Tensor, "*b d"]
+    """The diagonal of Δ."""
     between: float
+    """The factor β of the variance between the classes."""
 
     def __getitem__(self, draw: slice) -> Forms:
-        """Some of the draws."""
+        """Select some of the draws."""
         return Forms(self.power[draw], self.covector[draw], self.spread[draw], self.between)
 
     def risk(self, explained: Float[Tensor, "*b n"]) -> Float[Tensor, "*b n"]:
-        """min_f E(y - f)² of a class, divided by `power`; `explained` is max_A 2⟨C, A⟩ - ⟨A, 𝒢A⟩ over its forms.
+        """Compute the normalised risk min_f E(y - f)²/var(y) of a class of forms.
 
-        With the best A = M the class holds sM too: power - 2sq + s²(q + βq²) is least at s = 1/(1 + βq).
+        Let A = M attain the maximum q. The class also contains sM, and power - 2sq + s²(q + βq²) is smallest at
+        s = 1/(1 + βq).
+
+        Args:
+            explained: The maximum q of 2⟨C, A⟩ - ⟨A, 𝒢A⟩ over the forms A of the class.
+
+        Returns:
+            The risks, in the shape of `explained`.
         """
         return 1 - explained / (1 + self.between * explained) / self.power[..., None]
 
     def random_features(self, w: Float[Tensor, "*b N d"]) -> Float[Tensor, "*b N"]:
-        """What the first 1, 2, … N random features (w_i·x)² explain, all N at once."""
+        """Compute the explained part for the first 1, 2, …, N random features (w_i·x)².
+
+        Args:
+            w: The weights of the features, with N < d(d+1)/2.
+
+        Returns:
+            One value per number of features, for `risk`.
+
+        Raises:
+            InputError: If there are so many features that they are linearly dependent.
+        """
         if w.shape[-2] >= w.shape[-1] * (w.shape[-1] + 1) // 2:
             raise InputError(
-                f"{w.shape[-2]} random forms are linearly dependent in dimension {w.shape[-1]}; take N < d(d+1)/2."
+                f"{w.shape[-2]} random forms are linearly dependent in dimension {w.shape[-1]}; pass N < d(d+1)/2."
             )
-        return explained_by_leading(*self.moments(normalize(w, dim=-1)))  # the span does not depend on lengths
+        return explained_by_leading(*self.moments(normalize(w, dim=-1)))  # the span does not depend on the norms
 
     def output_weights(self, w: Float[Tensor, "*b N d"]) -> tuple[Float[Tensor, "*b N"], Float[Tensor, "*b"]]:
-        """(a, c) of the best Σ_i a_i (w_i·x)² + c + E y: K⁻¹V/(1 + βq), and c that takes the mean of the forms out."""
+        """Compute the best output weights a and constant c of Σ_i a_i (w_i·x)² + c + E y.
+
+        The weights are a = K⁻¹V/(1 + βq), with K and V of `moments`, and c subtracts the mean of the forms.
+        """
         gram, overlaps = self.moments(w)
         a: Tensor = torch.linalg.solve(gram, overlaps)
         a = a / (1 + self.between * (a * overlaps).sum(-1, keepdim=True))
         return a, -(a * w.square().sum(-1)).sum(-1)
 
     def moments(self, w: Float[Tensor, "*b N d"]) -> tuple[Float[Tensor, "*b N N"], Float[Tensor, "*b N"]]:
-        """K_ij = ⟨w_iw_iᵀ, 𝒢w_jw_jᵀ⟩, the covariance of (w_i·x)² within a class, and V_i = cov(y, (w_i·x)²)."""
+        """Compute the covariance K_ij = ⟨w_iw_iᵀ, 𝒢w_jw_jᵀ⟩ of (w_i·x)² within a class, and V_i = cov(y, (w_i·x)²)."""
         within = (w @ w.mT).square() + ((w * self.spread[..., None, :]) @ w.mT).square()
         overlaps: Tensor = (w.square() @ self.covector[..., None])[..., 0]
         return 2 * within, overlaps
 
     def neural_tangent(self, w: Float[Tensor, "*b N d"], widths: Sequence[int]) -> Float[Tensor, "*b n"]:
-        """What the tangent class of the first N neurons explains, for each N of `widths`.
+        """Compute the explained part for the tangent class of the first N neurons, for each N in `widths`.
 
-        In an orthonormal basis whose first N vectors span w_1 … w_N the class is every M without a trailing block:
-        a mask. Conjugate gradients solve mask(𝒢M) = mask(C) for all N together.
+        In an orthonormal basis whose first N vectors span w_1, …, w_N, the class consists of all symmetric M whose
+        trailing block vanishes, which is a mask. Conjugate gradients solve mask(𝒢M) = mask(C) for all N together.
+
+        Args:
+            w: The weights of the neurons.
+            widths: The widths N.
+
+        Returns:
+            One value per width, for `risk`.
+
+        Raises:
+            InputError: If a width exceeds the number of neurons, and there are fewer neurons than input dimensions.
         """
         if max(widths) > w.shape[-2] < w.shape[-1]:
-            raise InputError(f"There are {w.shape[-2]} neurons for a width of {max(widths)}; pass all of them.")
+            raise InputError(f"A width of {max(widths)} needs more than {w.shape[-2]} neurons; pass more neurons.")
         basis = torch.linalg.qr(w[..., : w.shape[-1], :].mT, mode="complete").Q  # (*b, d, d)
         spread = (basis.mT * self.spread[..., None, :] @ basis)[..., None, :, :]
         first = torch.arange(w.shape[-1], device=w.device) < torch.tensor(widths, device=w.device)[:, None]
@@ -83,7 +118,14 @@ class Forms:
         return explained
 
     def network_risk(self, w: Float[Tensor, "*b n N d"]) -> Float[Tensor, "*b n"]:
-        """E(y - Σ_i (w_i·x)² - c)² with the best c, divided by `power`: exact, no sample is drawn."""
+        """Compute the normalised risk E(y - Σ_i (w_i·x)² - c)²/var(y) with the best c, by its formula.
+
+        Args:
+            w: The weights of the neurons, of shape `(*b, n, N, d)` for n networks per draw.
+
+        Returns:
+            The risks, of shape `(*b, n)`.
+        """
         form = w.mT @ w
         inner = torch.diagonal(form, dim1=-2, dim2=-1) @ self.covector[..., None]
         spread = self.spread[..., None, :]
@@ -92,21 +134,30 @@ class Forms:
         return loss / self.power[..., None]
 
     def gradient(self, w: Float[Tensor, "*b n N d"]) -> Float[Tensor, "*b n N d"]:
-        """∇_w of ½E(y - Σ_i (w_i·x)² - c)² with the best c: 2w(𝒢A + β⟨C, A⟩C - C), A = Σ_i w_iw_iᵀ.
+        """Compute the gradient of ½E(y - Σ_i (w_i·x)² - c)² with the best c.
 
-        Neurons that are 0 stay 0, so that nets of several widths, padded with them, are one batch.
+        The gradient is 2w(𝒢A + β⟨C, A⟩C - C) with A = Σ_i w_iw_iᵀ. Zero neurons have zero gradient, so networks of
+        several widths can be padded with them to form one batch.
         """
         spread, covector = self.spread[..., None, None, :], self.covector[..., None, None, :]
         inner = (w.square().sum(-2, keepdim=True) * covector).sum(-1, keepdim=True)
-        gram = w @ w.mT  # wA = (wwᵀ)w, which is cheaper than A for N < d
+        gram = w @ w.mT  # wA = (wwᵀ)w, which is cheaper than forming A for N < d
         moved = (w * spread) @ w.mT
         curved = 2 * (gram @ w + (moved @ w) * spread)
         return 2 * (curved + (self.between * inner - 1) * covector * w)
 
     def descend(self, w: Float[Tensor, "*b n N d"], steps: int) -> Float[Tensor, "*b n N d"]:
-        """Gradient descent on the population risk of the net Σ_i (w_i·x)² + c, every width and draw together.
+        """Run gradient descent on the population risk of Σ_i (w_i·x)² + c, for all widths and draws in one batch.
 
-        Steps are 0.5/(4‖C‖): near the minimum, where 𝒢A ≤ C, curvatures are at most 4‖C‖, and twice that is stable.
+        The step size is 0.5/(4‖C‖). Near the minimum 𝒢A ≤ C, so curvatures are at most 4‖C‖, and step sizes below 2/(4‖C‖)
+        are stable.
+
+        Args:
+            w: The initial weights, of shape `(*b, n, N, d)`.
+            steps: The number of steps.
+
+        Returns:
+            The weights after the last step.
         """
         lr = 0.125 / self.covector.amax(-1)[..., None, None, None]
         for _ in range(steps):
@@ -115,10 +166,17 @@ class Forms:
 
 
 def explained_by_leading(gram: Float[Tensor, "*b N N"], overlaps: Float[Tensor, "*b N"]) -> Float[Tensor, "*b N"]:
-    """Vᵀ K⁻¹ V of the first 1, 2, … N features, K their covariance and V that with the response.
+    """Compute VᵀK⁻¹V for the first 1, 2, …, N features.
 
-    One Cholesky factor K = LLᵀ answers for every N at once: leading blocks of L factor leading blocks of K, so that
-    the sum runs over the squares of L⁻¹V.
+    One Cholesky factor K = LLᵀ serves for every N, as the leading blocks of L factor the leading blocks of K. The
+    results are the cumulative sums of the squares of L⁻¹V.
+
+    Args:
+        gram: The covariance K of the features.
+        overlaps: The covariances V of the features with the response.
+
+    Returns:
+        One value per number of features.
     """
     factor = torch.linalg.cholesky(gram)
     coordinates: Tensor = torch.linalg.solve_triangular(factor, overlaps[..., None], upper=False)
@@ -126,7 +184,7 @@ def explained_by_leading(gram: Float[Tensor, "*b N N"], overlaps: Float[Tensor, 
 
 
 class _Metric(Symmetric):
-    """M ↦ mask(𝒢M), each draw and width a block of its own."""
+    """The map M ↦ mask(𝒢M), with one block per draw and width."""
 
     def __init__(self, spread: Tensor, mask: Tensor, like: Tensor) -> None:
         self._spread, self._mask, self._blocks = spread, mask, tuple(like.shape)

@@ -1,4 +1,4 @@
-"""Two-layer ReLU nets in the mean-field scaling learn a teacher on the population risk, without samples (talk 004)."""
+"""Two-layer ReLU networks in the mean-field scaling that learn a teacher on the exact population risk (talk 004)."""
 
 from __future__ import annotations
 
@@ -22,25 +22,53 @@ _SIGNS, _STUDENT = 1, 2
 @final
 @dataclass(frozen=True)
 class PopulationTeacher:
-    """f*(x) = Σ_j a*_j (b*_j·x)₊ with unit b*_j and a*_j = ±1, x uniform on the sphere: one problem a seed.
+    """The teacher f*(x) = Σ_j a*_j (b*_j·x)₊ with unit b*_j and a*_j = ±1, for x uniform on the sphere.
 
-    The answer is the teacher, F = 0. Students are particles (a, b), f = (1/m) Σ_i a_i (b_i·x)₊.
+    There is one problem per seed. Students are networks f = (1/m) Σ_i a_i (b_i·x)₊ with particles (a_i, b_i). The
+    population risk F is 0 at the teacher.
+
+    Example:
+        >>> problem = PopulationTeacher.draw(dim=3, neurons=2, seeds=[0, 1])
+        >>> problem.answer.shape
+        torch.Size([2, 2, 4])
+        >>> bool((problem.energy(problem.answer).abs() < 1e-12).all())
+        True
     """
 
     energy: ReluPopulation
+    """The population risk F as a function of the particles."""
 
     @staticmethod
     def draw(dim: int, neurons: int, seeds: Sequence[int], device: torch.device | str = "cpu") -> PopulationTeacher:
-        """Uniform directions and signs."""
+        """Draw teachers with independent uniform directions and signs.
+
+        Args:
+            dim: The input dimension.
+            neurons: The number of neurons of the teacher.
+            seeds: The seeds, one per problem.
+            device: The device of the teachers.
+
+        Returns:
+            The problems, in float64.
+        """
         inner = torch.stack([_directions(neurons, dim, seed) for seed in seeds])
         return PopulationTeacher._of(inner, seeds, device)
 
     @staticmethod
     def spread(neurons: int, seeds: Sequence[int], device: torch.device | str = "cpu") -> PopulationTeacher:
-        """In the plane, with lines through the b*_j about π/neurons apart, to be told apart in finite time.
+        """Draw teachers in the plane whose neurons lie on lines about π/neurons apart.
 
-        Lines, as (b·x)₊ and (-b·x)₊ differ by a linear function. The Fourier coefficients of the ReLU on the circle
-        fall like k⁻², so that two lines at a small angle δ differ little in F, and take long to separate.
+        The lines matter rather than the directions, as (b·x)₊ and (-b·x)₊ differ by a linear function. The Fourier
+        coefficients of the ReLU on the circle decay like k⁻², so two lines at a small angle differ little in F, and a
+        student takes a long time to separate them. The spacing avoids this.
+
+        Args:
+            neurons: The number of neurons of the teacher.
+            seeds: The seeds, one per problem.
+            device: The device of the teachers.
+
+        Returns:
+            The problems, in float64.
         """
         angles = []
         for seed in seeds:
@@ -59,13 +87,25 @@ class PopulationTeacher:
 
     @property
     def answer(self) -> Float[Tensor, "seeds n p"]:
-        """The teacher as particles: (1/n) Σ n a*_j (b*_j·x)₊."""
+        """The teacher as particles, with f* written as (1/n) Σ_j n a*_j (b*_j·x)₊."""
         outer = self.energy.outer[..., None]
         return torch.cat([outer.shape[-2] * outer, self.energy.inner], dim=-1)
 
 
 def student(width: int, dim: int, seeds: Sequence[int], *, tau: float | int = 1.0) -> Float[Tensor, "seeds m p"]:
-    """Particles with a = ±τ and b uniform on the sphere of radius τ: Π₂ of their law has full support."""
+    """Draw initial students with a = ±τ and b uniform on the sphere of radius τ.
+
+    The projection Π₂ of this distribution on the sphere has full support.
+
+    Args:
+        width: The number m of particles.
+        dim: The input dimension.
+        seeds: The seeds, one per problem.
+        tau: The scale τ of the initialisation.
+
+    Returns:
+        The particles (a, b), of shape `(seeds, m, 1 + dim)`, in float64.
+    """
     generators = [stream(seed, _STUDENT) for seed in seeds]
     draws = [torch.randn(width, dim, generator=each, dtype=torch.float64, device="cpu") for each in generators]
     inner = normalize(torch.stack(draws), dim=-1)

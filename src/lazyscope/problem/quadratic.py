@@ -1,4 +1,4 @@
-"""The quadratic target y = xᵀBx - Tr B on x ~ N(0, I), B = diag(λ) ⪰ 0, with the exact answers of all three classes."""
+"""The quadratic target y = xᵀBx - Tr B for x ~ N(0, I) with B = diag(λ) ⪰ 0, and the exact risks of three classes."""
 
 from __future__ import annotations
 
@@ -16,35 +16,62 @@ from lazyscope.stream import stream
 
 @dataclass(frozen=True)
 class Quadratic:
-    """One target a draw, by its eigenvalues; ‖f*‖² = 2‖B‖².
+    """Targets f*(x) = xᵀBx - Tr B for x ~ N(0, I), one per draw, with ‖f*‖² = 2‖B‖².
 
-    B is diagonal: inputs are isotropic, so that turning B is turning the weights.
+    B is diagonal. This is not a restriction, as the inputs are isotropic, and a rotation of B is a rotation of the
+    weights.
 
-    >>> problem = Quadratic.draw(dim=5, seeds=[0, 1])
-    >>> problem.spectrum.shape
-    torch.Size([2, 5])
+    Example:
+        >>> problem = Quadratic.draw(dim=5, seeds=[0, 1])
+        >>> problem.spectrum.shape
+        torch.Size([2, 5])
     """
 
     spectrum: Float[Tensor, "b d"]
+    """The eigenvalues λ of B, of shape `(b, d)` for b draws."""
 
     @staticmethod
     def draw(dim: int, seeds: Sequence[int], device: torch.device | str = "cpu") -> Quadratic:
-        """λ_i ~ Exp(1)/√d, as the authors drew them."""
+        """Draw λ_i ~ Exp(1)/√d, the distribution of the poster.
+
+        Args:
+            dim: The input dimension d.
+            seeds: The seeds, one per draw.
+            device: The device of the eigenvalues.
+
+        Returns:
+            The targets, in float64.
+        """
         return Quadratic(exponential(dim, seeds).to(device))
 
     @property
     def forms(self) -> Forms:
-        """cov(y, xᵀAx) = 2⟨B, A⟩, var(xᵀAx) = 2‖A‖² (Isserlis)."""
+        """The moments cov(y, xᵀAx) = 2⟨B, A⟩ and var(xᵀAx) = 2‖A‖² of quadratic forms, by Isserlis' theorem."""
         power = 2 * self.spectrum.square().sum(-1)
         return Forms(power, 2 * self.spectrum, torch.zeros_like(self.spectrum), 0.0)
 
     def target(self, x: Float[Tensor, "*k b n d"]) -> Float[Tensor, "*k b n"]:
-        """f*(x)."""
+        """Compute f*(x).
+
+        Args:
+            x: The inputs, of shape `(*k, b, n, d)` with n samples per draw.
+
+        Returns:
+            The values, of shape `(*k, b, n)`.
+        """
         values: Tensor = ((x.square() - 1) @ self.spectrum.to(x)[..., None]).squeeze(-1)
         return values
 
     def sample(self, batch: Sequence[int], random: torch.Generator) -> tuple[Tensor, Tensor]:
-        """Fresh inputs (*k, b, n, d) and responses for batch = (*k, n), in float32, where the generator lives."""
+        """Draw new samples, in float32 on the device of the generator.
+
+        Args:
+            batch: The shape `(*k, n)` of the batch, with n samples per draw.
+            random: The random generator.
+
+        Returns:
+            The inputs, of shape `(*k, b, n, d)`, and the responses f*(x), of shape `(*k, b, n)`.
+        """
         *chunks, count = batch
         x = torch.randn(
             *chunks, *self.spectrum.shape[:1], count, self.spectrum.shape[-1], generator=random, device=random.device
@@ -54,12 +81,20 @@ class Quadratic:
     def flow(
         self, w: Float[Tensor, "b n N d"], times: Sequence[float | int], step: float | int = 8.0
     ) -> Float[Tensor, "t b n N d"]:
-        """The exact gradient flow w' = 4w(B - A), A = Σ_i w_iw_iᵀ, of the population risk ½E(y - Σ_i (w_i·x)² - c)².
+        """Compute the gradient flow w' = 4w(B - A), A = Σ_i w_iw_iᵀ, of the population risk ½E(y - Σ_i (w_i·x)² - c)².
 
-        c is at its best at all times. A' = 4(BA + AB - 2A²) is a Riccati equation, and
-        A(t + h) = e^{4Bh} Wᵀ (I + W (e^{8Bh} - I)B⁻¹ Wᵀ)⁻¹ W e^{4Bh} for any h, with the neurons w as the rows of W;
-        a Cholesky factor of the bracket gives neurons with this A. `step` bounds 4λh, as the bracket's condition grows
-        like e^{8λh}: with 8 that is 10⁷, and the result does not depend on it beyond rounding.
+        The constant c has its best value at all times. The equation A' = 4(BA + AB - 2A²) is a Riccati equation with
+        the solution A(t + h) = e^{4Bh} Wᵀ (I + W (e^{8Bh} - I)B⁻¹ Wᵀ)⁻¹ W e^{4Bh} for any h, where the neurons w are
+        the rows of W. A Cholesky factor of the bracket gives neurons with this A.
+
+        Args:
+            w: The initial weights, of shape `(b, n, N, d)` for n networks of N neurons per draw.
+            times: The times to record, in increasing order.
+            step: The bound on 4λh for one application of the formula. The condition number of the bracket grows like
+                e^{8λh}, which is about 10⁷ for the default 8. The result depends on `step` only through rounding.
+
+        Returns:
+            The weights at the recorded times, of shape `(t, b, n, N, d)`.
         """
         rate = self.spectrum[:, None, None, :]
         longest = float(step / (4 * self.spectrum.max()))
@@ -78,21 +113,24 @@ class Quadratic:
 
 
 def exponential(dim: int, seeds: Sequence[int], largest: float = math.inf) -> Float[Tensor, "b d"]:
-    """Eigenvalues Exp(1)/√d below `largest`, in falling order, in float64: one spectrum a seed, on every machine."""
+    """Draw eigenvalues Exp(1)/√d conditioned on being below `largest`, in decreasing order and in float64.
+
+    There is one spectrum per seed. The draws are made on the CPU, so they do not depend on the device.
+    """
     random = [torch.Generator().manual_seed(seed) for seed in seeds]
     draws = torch.stack([torch.rand(dim, generator=plain, dtype=torch.float64, device="cpu") for plain in random])
-    share = -math.expm1(-largest * math.sqrt(dim))  # of the distribution's mass that is kept
+    share = -math.expm1(-largest * math.sqrt(dim))  # the fraction of the distribution below `largest`
     return (-torch.log1p(-draws * share) / math.sqrt(dim)).sort(descending=True).values
 
 
 def gaussian(width: int, dim: int, seeds: Sequence[int]) -> Float[Tensor, "b N d"]:
-    """Weights w_i ~ N(0, I/d) in float64, one set a seed, independent of the spectrum of that seed."""
+    """Draw weights w_i ~ N(0, I/d) in float64, one set per seed, independent of the spectrum of that seed."""
     draws = [torch.randn(width, dim, generator=stream(seed, 1), dtype=torch.float64, device="cpu") for seed in seeds]
     return torch.stack(draws) / math.sqrt(dim)
 
 
 COVARIANCES = ("I", "(I+B)/2", "B", "B reversed")
-"""Names of the covariances Γ of random weights, up to scale and in the basis of B; see `covariances`."""
+"""The names of the covariances Γ of random weights, up to scale and in the basis of B; see `covariances`."""
 
 
 def covariances(spectrum: Tensor) -> list[Tensor]:

@@ -1,4 +1,4 @@
-"""Random problems with proved constants, for certificates to be tried on: nets, quadratic maps, losses, scales."""
+"""Random problems with proved constants, on which certificates are tested."""
 
 from __future__ import annotations
 
@@ -30,23 +30,47 @@ _LOSSES: tuple[Loss, ...] = (
 
 @dataclass(frozen=True)
 class RandomProblem:
-    """A model with proved constants on data, a loss, a scale α and an iteration number K; one a seed, in float64."""
+    """A random model with proved constants, with data, a loss, a scale α and a constant K, in float64.
+
+    Example:
+        >>> problem = RandomProblem.draw(seed=0)
+        >>> len(problem.x) == len(problem.y)
+        True
+    """
 
     model: Studied
+    """The model, a smooth two-layer network or a quadratic map."""
     constants: Constants
+    """The Lipschitz constants of the model."""
     loss: Loss
+    """The loss."""
     x: Tensor
+    """The training inputs."""
     y: Tensor
+    """The targets."""
     unseen: Tensor
+    """Inputs on which predictions are compared: new points for a network, the training inputs for a quadratic map."""
     alpha: float
+    """The scale α."""
     K: float
+    """The constant K of Theorem 2.3."""
     centred: bool
+    """Whether the initial outputs are subtracted."""
     words: str
-    """What it is, for the reader of a failure."""
+    """A description of the problem for failure messages."""
 
     @staticmethod
     def draw(seed: int) -> RandomProblem:
-        """Scales are log-uniform, or around the threshold of Theorem 2.4 where there is one."""
+        """Draw a problem.
+
+        The scale α is log-uniform, or close to the threshold of Theorem 2.4 in most problems that have one.
+
+        Args:
+            seed: The seed.
+
+        Returns:
+            The problem.
+        """
         random = torch.Generator().manual_seed(seed)
 
         def integer(low: int, high: int) -> int:
@@ -72,7 +96,7 @@ class RandomProblem:
 
 
 def _net(n: int, random: torch.Generator) -> tuple[Studied, Constants, Tensor, Tensor, str]:
-    """A smooth two-layer net, symmetrised or not, on the sphere or not."""
+    """Draw a smooth two-layer network, symmetrised or not, with inputs on the sphere or in the whole space."""
     activation = _ACTIVATIONS[int(torch.randint(len(_ACTIVATIONS), (), generator=random, device="cpu"))]
     width, dim = (int(torch.randint(low, high, (), generator=random, device="cpu")) for low, high in ((2, 30), (1, 5)))
     tau = 10 ** float(torch.rand((), generator=random, device="cpu") - 0.5)
@@ -87,9 +111,9 @@ def _net(n: int, random: torch.Generator) -> tuple[Studied, Constants, Tensor, T
 
 
 def _quadratic(n: int, random: torch.Generator) -> tuple[Studied, Constants, Tensor, Tensor, str]:
-    """h(w) = c + Jw + ½B(w, w) on n points, told apart by one-hot inputs: Lip(Dh) = ‖B‖ everywhere.
+    """Draw a quadratic map h(w) = c + Jw + ½B(w, w) on n points, which the inputs encode as one-hot vectors.
 
-    ‖B‖ ≤ the operator norm of its unfolding R^{p×p} → F, an upper bound.
+    Lip(Dh) = ‖B‖ everywhere, and the operator norm of the unfolding R^{p×p} → F of B is an upper bound of it.
     """
     p = int(torch.randint(2, 9, (), generator=random, device="cpu"))
     size = 10 ** float(2 * torch.rand((), generator=random, device="cpu") - 1.5)

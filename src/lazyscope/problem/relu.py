@@ -1,12 +1,13 @@
-"""ReLU neurons on x ~ N(0, I) and the quadratic target xᵀBx - Tr B: exact moments, and least squares from them.
+"""Exact moments of ReLU neurons for x ~ N(0, I) and the target xᵀBx - Tr B, and least squares from these moments.
 
-For unit vectors u, v at the angle θ (Cho & Saul 2009; the last from the sector {u·x > 0, v·x > 0} of opening π - θ):
+For unit vectors u and v at angle θ (Cho and Saul, 2009; the last one by integration over the sector
+{u·x > 0, v·x > 0}, whose angle is π - θ):
 
     E[(u·x)₊(v·x)₊] = (sin θ + (π - θ) cos θ)/2π,      E[(u·x)₊(xᵀBx - Tr B)] = uᵀBu/√(2π),
     E[x 1{u·x>0}(xᵀBx - Tr B)] = (2Bu - (uᵀBu)u)/√(2π),
     E[xxᵀ 1{u·x>0} 1{v·x>0}] = (π - θ)/2π · I + (uvᵀ + vuᵀ - cos θ (uuᵀ + vvᵀ))/(2π sin θ).
 
-An intercept is part of every class, so that all moments are centred: E(u·x)₊ = 1/√(2π), E[x 1{u·x>0}] = u/√(2π).
+Every class includes an intercept, so all moments are centred with E(u·x)₊ = 1/√(2π) and E[x 1{u·x>0}] = u/√(2π).
 """
 
 from __future__ import annotations
@@ -30,7 +31,15 @@ _TAU = 2 * math.pi
 def moments(
     w: Float[Tensor, "*b N d"], spectrum: Float[Tensor, "*b d"]
 ) -> tuple[Float[Tensor, "*b N N"], Float[Tensor, "*b N"]]:
-    """cov((w_i·x)₊, (w_j·x)₊) and cov((w_i·x)₊, f*), B = diag(spectrum); zero weights are allowed and give 0."""
+    """Compute the covariances of the neurons (w_i·x)₊ with each other and with the target f*.
+
+    Args:
+        w: The weights. Zero weights are allowed, and their covariances are 0.
+        spectrum: The eigenvalues of B.
+
+    Returns:
+        The matrix cov((w_i·x)₊, (w_j·x)₊) and the vector cov((w_i·x)₊, f*).
+    """
     unit, size = normalize(w, dim=-1), w.norm(dim=-1)
     cosine = (unit @ unit.mT).clamp(-1, 1)
     angle = torch.arccos(cosine)
@@ -40,7 +49,15 @@ def moments(
 
 
 def random_features(w: Float[Tensor, "*b N d"], spectrum: Float[Tensor, "*b d"]) -> Float[Tensor, "*b N"]:
-    """Normalised risk of the first 1, 2, … N random features (w_i·x)₊, all N from one Cholesky factor."""
+    """Compute the normalised risks of the first 1, 2, …, N random features (w_i·x)₊, from one Cholesky factor.
+
+    Args:
+        w: The weights of the features.
+        spectrum: The eigenvalues of B.
+
+    Returns:
+        One risk per number of features.
+    """
     explained = explained_by_leading(*moments(normalize(w, dim=-1), spectrum))
     return 1 - explained / (2 * spectrum.square().sum(-1, keepdim=True))
 
@@ -48,7 +65,7 @@ def random_features(w: Float[Tensor, "*b N d"], spectrum: Float[Tensor, "*b d"])
 def output_weights(
     w: Float[Tensor, "*b N d"], spectrum: Float[Tensor, "*b d"]
 ) -> tuple[Float[Tensor, "*b N"], Float[Tensor, "*b"]]:
-    """(a, c) of the best Σ_i a_i (w_i·x)₊ + c."""
+    """Compute the best output weights a and constant c of Σ_i a_i (w_i·x)₊ + c, for given weights w."""
     a: Tensor = torch.linalg.solve(*moments(w, spectrum))
     return a, -(a * w.norm(dim=-1)).sum(-1) / math.sqrt(_TAU)
 
@@ -56,7 +73,16 @@ def output_weights(
 def network_risk(
     w: Float[Tensor, "*b n N d"], a: Float[Tensor, "*b n N"], spectrum: Float[Tensor, "*b d"]
 ) -> Float[Tensor, "*b n"]:
-    """E(f* - Σ_i a_i (w_i·x)₊ - c)²/‖f*‖² with the best c: exact, no sample is drawn."""
+    """Compute the normalised risk E(f* - Σ_i a_i (w_i·x)₊ - c)²/‖f*‖² with the best c, by its formula.
+
+    Args:
+        w: The weights, of shape `(*b, n, N, d)` for n networks per draw.
+        a: The output weights.
+        spectrum: The eigenvalues of B.
+
+    Returns:
+        The risks, of shape `(*b, n)`.
+    """
     gram, overlaps = moments(w, spectrum[..., None, :].expand(*w.shape[:-2], -1))
     power = 2 * spectrum.square().sum(-1)[..., None]
     quadratic = ((a[..., None, :] @ gram)[..., 0, :] * a).sum(-1)
@@ -66,13 +92,25 @@ def network_risk(
 def neural_tangent(
     w: Float[Tensor, "b N d"], spectrum: Float[Tensor, "b d"], widths: Sequence[int]
 ) -> Float[Tensor, "b n"]:
-    """Normalised risk of {Σ_{i≤N} (a_i·x) 1{w_i·x>0} + c} for each N of `widths`: the exact minimiser in R^{Nd}.
+    """Compute the normalised risk of the class {Σ_{i≤N} (a_i·x) 1{w_i·x>0} + c} for each N in `widths`.
 
-    By conjugate gradients on the features' covariance, which is never formed: at N = d = 450 it would have 4·10¹⁰
-    entries. Its eigenvalues stay above a constant (the cubic part of the features), so a few dozen products suffice.
+    Conjugate gradients solve the least-squares problem in R^{Nd} with products of the covariance of the features, which
+    is never formed: at N = d = 450 it would have 4·10¹⁰ entries. Its eigenvalues are bounded below by a constant (from
+    the cubic part of the features), so a few dozen products suffice.
+
+    Args:
+        w: The weights of the neurons.
+        spectrum: The eigenvalues of B.
+        widths: The widths N.
+
+    Returns:
+        One risk per width.
+
+    Raises:
+        InputError: If a width exceeds the number of neurons.
     """
     if max(widths) > w.shape[-2]:
-        raise InputError(f"There are {w.shape[-2]} neurons for a width of {max(widths)}; pass all of them.")
+        raise InputError(f"A width of {max(widths)} needs more than {w.shape[-2]} neurons; pass more neurons.")
     risks = []
     for neurons, values in zip(w, spectrum, strict=True):
         power = 2 * values.square().sum()
@@ -85,7 +123,10 @@ def neural_tangent(
 
 
 class TangentCovariance(Symmetric):
-    """The covariance of the Nd features x 1{w_i·x>0}, by its products; four products of N×N and N×d matrices each."""
+    """The covariance of the Nd features x 1{w_i·x>0}, as an operator.
+
+    One product takes four products of N×N and N×d matrices.
+    """
 
     def __init__(self, w: Float[Tensor, "N d"]) -> None:
         self._unit = normalize(w, dim=-1)
@@ -93,12 +134,12 @@ class TangentCovariance(Symmetric):
         cosine = (self._unit @ self._unit.mT).clamp(-1, 1)
         angle = torch.arccos(cosine).fill_diagonal_(0)
         self._both = (math.pi - angle) / _TAU
-        # On the diagonal θ = 0, where the second term of the moment is 0.
+        # On the diagonal θ = 0, and the second term of the moment vanishes.
         self._plane = (1 / (_TAU * torch.sin(angle).fill_diagonal_(torch.inf))).fill_diagonal_(0)
         self._along = self._plane * cosine
 
     def overlaps(self, spectrum: Float[Tensor, " d"]) -> Float[Tensor, "N d"]:
-        """cov(x 1{w_i·x>0}, f*)."""
+        """Compute cov(x 1{w_i·x>0}, f*)."""
         unit = self._unit
         return (2 * unit * spectrum - (unit.square() @ spectrum)[:, None] * unit) / math.sqrt(_TAU)
 
@@ -107,7 +148,7 @@ class TangentCovariance(Symmetric):
         a = u.mT.reshape(-1, *unit.shape)  # (m, N, d)
         cross = unit @ a.mT  # u_i·a_j
         own = torch.diagonal(cross, dim1=-2, dim2=-1)[..., None]  # u_j·a_j
-        # The last term centres the features: Σ_j E[x 1_i] E[x 1_j]ᵀ a_j.
+        # The last term, Σ_j E[x 1_i] E[x 1_j]ᵀ a_j, centres the features.
         factor = self._plane @ own - (self._along * cross).sum(-1, keepdim=True) - own.sum(-2, keepdim=True) / _TAU
         image = self._both @ a + factor * unit + (self._plane * cross - self._along * own.mT) @ unit
         return image.reshape(u.shape[1], -1).mT
