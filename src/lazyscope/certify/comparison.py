@@ -1,4 +1,4 @@
-"""Compare the gradient flow of a model with that of its linearisation, and with what the theorems guarantee."""
+"""Comparison of the gradient flow of a model with that of its linearisation and with the bounds of the theorems."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from lazyscope.labels import Target, as_target
 from lazyscope.loss import Loss, Square
 from lazyscope.model.base import studied
 from lazyscope.model.coordinates import Studied
-from lazyscope.model.inputs import changed
+from lazyscope.model.inputs import Samples
 from lazyscope.theory.certificate import Certificate, Comparison
 from lazyscope.theory.constants import Constants, constants_of
 from lazyscope.theory.convergence import linear_rate, over_parameterised, stability
 from lazyscope.theory.lazy import finite_horizon, general
 
 _FINE, _COARSE = 1e-9, 1e-7
-"""Relative tolerances of the solver: what both differ by bounds the error of the finer one, with room to spare."""
+"""The relative tolerances of the solver. The difference of both results is a cautious bound on the finer error."""
 _ROUNDING = 1e-13
 
 
@@ -128,10 +128,11 @@ def certify(
     constants: Constants | None = None,
     points: int = 40,
 ) -> list[Certificate]:
-    """Evaluate the theorems of section 2 that have explicit bounds, beside the distances measured along both flows.
+    """Evaluate the theorems of section 2 that have explicit bounds, and compare them with distances along both flows.
 
-    Theorem 2.2 is evaluated up to the time `horizon`, Theorem 2.3 (square loss only) up to `K/Lip(h)²`, Theorem 2.4
-    and the lemmas as far as the flow was followed. Theorem 2.5 has no explicit bound; see `theory.under_parameterised`.
+    Theorem 2.2 is evaluated up to the time `horizon`, Theorem 2.3 (square loss only) up to `K/Lip(h)²`, and Theorem 2.4
+    and the lemmas up to the final time of the flow. Theorem 2.5 has no explicit bound; see
+    `theory.under_parameterised`.
 
     Args:
         model: A module, a `Model` or a `TwoLayer`.
@@ -147,7 +148,8 @@ def certify(
         points: The number of times at which the flows are compared, per theorem.
 
     Returns:
-        One certificate per theorem; `applies` says whether its hypotheses hold, `bound` and `measured` can be compared.
+        One certificate per theorem. Its `applies` is True if the hypotheses hold, and its `verdict` tells whether the
+        measured distances respect the bounds.
 
     Example:
         >>> import lazyscope as ls
@@ -168,7 +170,7 @@ def certify(
         found.insert(1, own)
     ends = [c.horizon for c in found if math.isfinite(c.horizon)]
     if found[-1].applies:
-        # until 2.4's bound has fallen to e⁻⁵, or as many times the fastest one as an explicit solver steps through soon
+        # until the bound of Theorem 2.4 is e⁻⁵, but at most 30 times the fastest time scale, for the explicit solver
         ends.append(
             min(5 / found[-1].constants["rate mσ_min²/4"].value, 30 / (loss.smoothness * known.jacobian_norm**2))
         )
@@ -178,7 +180,7 @@ def certify(
 
 
 def rank(model: Studied | nn.Module, x: Inputs) -> int:
-    """Compute the rank of `Dh(w₀)` on the data, in float64; singular values below rounding do not count.
+    """Compute the rank of `Dh(w₀)` on the data, in float64; singular values at the level of rounding do not count.
 
     Args:
         model: A module, a `Model` or a `TwoLayer`.
@@ -195,27 +197,27 @@ def rank(model: Studied | nn.Module, x: Inputs) -> int:
 def _flows(
     model: Studied, loss: Loss, x: Inputs, y: Tensor, times: Tensor, alpha: float, centred: bool, rtol: float
 ) -> tuple[Trajectory, Trajectory]:
-    """Equations (4) and (5), neither stopped early."""
+    """Integrate equations (4) and (5) up to the last time."""
     options: dict[str, Any] = {"alpha": alpha, "centred": centred, "times": times, "keep_params": True}
     options |= {"rtol": rtol, "atol": rtol / 1e3, "tolerance": 0.0}
     return gradient_flow(model, loss, x, y, **options), tangent_flow(model, loss, x, y, **options)
 
 
 def _apart(a: Trajectory, b: Trajectory, what: str) -> float:
-    """The largest distance of two trajectories over time."""
+    """The largest distance between two trajectories over time."""
     left, right = (_flat(t.params or {}) if what == "params" else t.outputs.flatten(1) for t in (a, b))
     return float((left - right).norm(dim=1).max())
 
 
 def _steepest(model: Studied, x: Inputs | None) -> float:
-    """sup_x ‖D_w f(w₀, x)‖, by which an error in the weights is seen in the outputs."""
+    """Compute sup_x ‖D_w f(w₀, x)‖, the factor from an error in the weights to an error in the outputs."""
     if x is None:
         return 0.0
     return math.sqrt(float(_kernel(model, x).diagonal().max()))
 
 
 def _double(x: Inputs) -> Inputs:
-    return changed(x, lambda t: t.double() if t.is_floating_point() else t)
+    return Samples(x).cast()
 
 
 def _kernel(model: Studied, x: Inputs) -> Tensor:
@@ -236,10 +238,10 @@ def _beyond(
     tangent: Params,
     count: int,
 ) -> Tensor:
-    """sup |αf(w_α, x) - αf̄(w̄_α, x)| at each time."""
+    """Compute sup |αf(w_α, x) - αf̄(w̄_α, x)| at each time."""
     if x is None:
         return torch.full((count,), math.nan, dtype=torch.float64, device="cpu")
-    # αf̄ = αf(w₀) + Df(w₀)v̄: the offset is in both, so the centred maps are compared
+    # αf̄ = αf(w₀) + Df(w₀)v̄ has the same offset as αf, so the centred maps are compared
     bent, straight = model.coordinates(x, alpha, centred=True), model.coordinates(x, math.inf, centred=True)
     with torch.no_grad():
         gaps = [

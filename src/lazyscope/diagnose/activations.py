@@ -13,8 +13,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from lazyscope._typing import Inputs, Params
 from lazyscope.errors import InputError, ModelError
-from lazyscope.model.base import Model, flatten, unflatten
+from lazyscope.model.base import Model
 from lazyscope.model.coordinates import check_alpha
+from lazyscope.model.inputs import Samples
 
 _ATEN = torch.ops.aten
 _KINKS = {
@@ -79,12 +80,12 @@ def activation_stability(model: Model, x: Inputs, v: Params, alpha: float | int 
         )
     exact = model.double()
     moved = {name: w + epsilon * v[name].detach().to(w) for name, w in exact.params.items()}
-    keys, leaves = flatten(x)
+    samples = Samples(x)
     same: dict[str, list[Tensor]] = {"relu": [], "pool": []}
     counts: dict[str, list[int]] = {"relu": [], "pool": []}
-    for parts in zip(*(leaf.split(size) for leaf in leaves), strict=True):
-        wide = [part.double() if part.is_floating_point() else part for part in parts]
-        before, after = (_watched(exact, unflatten(keys, wide), w) for w in (exact.params, moved))
+    for start in range(0, len(samples), size):
+        wide = Samples(samples.rows(slice(start, start + size))).cast()
+        before, after = (_watched(exact, wide, w) for w in (exact.params, moved))
         for kind, seen in before.items():
             pairs = [(b == a) for b, a in zip(seen, after[kind], strict=True)]
             sums = [pair.sum() for pair in pairs]

@@ -23,7 +23,7 @@ from lazyscope.linalg.finite import check_finite
 from lazyscope.model.base import Model, flatten
 from lazyscope.model.forward import Output, copied, unwrapped
 from lazyscope.model.increment import Scale
-from lazyscope.model.inputs import changed
+from lazyscope.model.inputs import Samples
 from lazyscope.model.transform import TangentModule
 
 
@@ -120,7 +120,7 @@ class Monitor:
             self._copy = copied(self._net).eval()
             self._model = Model(self._copy, output=output)
         device = next(iter(self._model.params.values())).device
-        self._x = changed(x_probe, lambda leaf: leaf.to(device))
+        self._x = Samples(x_probe).to(device)
         self._sinks = [sink for sink in (_csv(csv), _tensorboard(tensorboard)) if sink is not None]
         self.records: list[Record] = []
         self._begin()

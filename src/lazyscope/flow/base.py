@@ -169,7 +169,9 @@ class Recording:
     ) -> Trajectory:
         """Build the trajectory; times that were not reached because all members had ended repeat the last entry."""
         count = len(times)
-        lost = ~self.columns[-1]["loss"].isfinite()
+        lost = ~torch.stack([column["loss"].isfinite() for column in self.columns]).all(
+            0
+        )  # overflow, even at the start
         return Trajectory(
             times=times,
             **_stacked(self.columns, count),

@@ -92,7 +92,8 @@ def gradient_descent(
     Example:
         >>> from lazyscope.loss import Square
         >>> x = torch.tensor([[1.0], [2.0]])
-        >>> path = gradient_descent(torch.nn.Linear(1, 1), Square(), x, 3 * x, lr=0.2, steps=500, alpha=100.0)
+        >>> net = torch.nn.Linear(1, 1)
+        >>> path = gradient_descent(net, Square(), x, 3 * x, lr=0.2, steps=1000, alpha=100.0, centred=True)
         >>> path.status, float(path.loss[-1]) < 1e-6
         (<Status.HORIZON: 'horizon'>, True)
     """

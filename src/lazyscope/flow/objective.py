@@ -11,7 +11,6 @@ import torch
 from jaxtyping import Float
 from numpy.typing import NDArray
 from torch import Tensor
-from torch.utils import _pytree as pytree
 
 from lazyscope._typing import Inputs, Number, Params
 from lazyscope.errors import InputError
@@ -21,7 +20,7 @@ from lazyscope.loss import Loss, Risk
 from lazyscope.model.base import Model
 from lazyscope.model.coordinates import Alpha, Coordinates, Studied, check_alpha
 from lazyscope.model.ensemble import Ensemble
-from lazyscope.model.inputs import changed
+from lazyscope.model.inputs import Samples, check_inputs
 from lazyscope.model.two_layer import TwoLayer
 
 Times: TypeAlias = Tensor | Sequence[Number] | NDArray[Any]
@@ -44,6 +43,8 @@ class Objective:
         """Check the arguments, and create the objective on the given data."""
         check_alpha(alpha)
         check_inputs(x)
+        if any(t.numel() == 0 for t in Samples(x).tensors):
+            raise InputError("The inputs contain no samples; pass at least one.")
         coordinates = in_single(model).coordinates(in_single_inputs(x), alpha, centred=centred)
         with torch.no_grad():
             start = coordinates.outputs(coordinates.zeros())
@@ -89,7 +90,7 @@ def in_single(model: Studied) -> Studied:
 
 def in_single_inputs(x: Inputs) -> Inputs:
     """Cast inputs in half precision to float32."""
-    return changed(x, lambda leaf: leaf.float() if leaf.dtype in _HALVES else leaf)
+    return Samples(x).map(lambda t: t.float() if t.dtype in _HALVES else t)
 
 
 def flat(v: Params, batch: tuple[int, ...]) -> Float[Tensor, "*batch p"]:
@@ -103,17 +104,6 @@ def unflat(vector: Float[Tensor, "*batch p"], like: Params) -> dict[str, Tensor]
     sizes = [value.numel() // batch.numel() for value in like.values()]
     parts = torch.split_with_sizes(vector, sizes, dim=-1)
     return {name: part.reshape(value.shape) for (name, value), part in zip(like.items(), parts, strict=True)}
-
-
-def check_inputs(x: Inputs) -> None:
-    """Raise if the inputs are empty or contain NaN or infinite values."""
-    for leaf in pytree.tree_leaves(x):
-        if not isinstance(leaf, Tensor):
-            continue
-        if leaf.numel() == 0:
-            raise InputError(f"The inputs are empty (shape {tuple(leaf.shape)}); pass at least one sample.")
-        if not bool(leaf.isfinite().all()):
-            raise InputError("The inputs contain NaN or infinite values; remove or correct those samples.")
 
 
 def check_times(times: Times, *, infinity: bool) -> Float[Tensor, "T"]:

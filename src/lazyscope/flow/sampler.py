@@ -11,8 +11,8 @@ from torch.utils import _pytree as pytree
 
 from lazyscope._typing import Inputs
 from lazyscope.errors import InputError
-from lazyscope.flow.objective import check_inputs
 from lazyscope.labels import Target, as_target
+from lazyscope.model.inputs import check_inputs
 
 Sampler: TypeAlias = Callable[[int, Generator], tuple[Inputs, Target]]
 """A function from (step, generator) to the inputs and targets of that step; new samples at each step give one-pass SGD.

@@ -13,7 +13,7 @@ from torch import Tensor
 from lazyscope._typing import Inputs
 from lazyscope.errors import InputError
 from lazyscope.linalg.eigen import COPIES
-from lazyscope.model.base import flatten, unflatten
+from lazyscope.model.inputs import Samples
 
 OUTPUTS = {"cpu": 2000, "cuda": 6000}
 """The default limit on the number of outputs N = nk, by device type. The kernel then takes several seconds."""
@@ -123,23 +123,8 @@ def draw(x: Inputs, y: Tensor, count: int, seed: int) -> tuple[Inputs, Tensor]:
     Returns:
         The inputs and the targets of these points, in their original order.
     """
-    keys, leaves = flatten(x)
-    n = len(leaves[0])
+    n = len(Samples(x))
     if count >= n:
         return x, y
     rows = torch.randperm(n, generator=torch.Generator().manual_seed(seed), device="cpu")[:count].sort().values
-    return unflatten(keys, [leaf[rows.to(leaf.device)] for leaf in leaves]), y[rows.to(y.device)]
-
-
-def first(x: Inputs, count: int) -> Inputs:
-    """Select the first points.
-
-    Args:
-        x: The inputs.
-        count: The number of points.
-
-    Returns:
-        The inputs of these points.
-    """
-    keys, leaves = flatten(x)
-    return unflatten(keys, [leaf[:count] for leaf in leaves])
+    return Samples(x).rows(rows), y[rows.to(y.device)]

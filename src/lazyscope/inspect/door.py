@@ -19,7 +19,8 @@ from lazyscope.data.cifar10 import cifar10
 from lazyscope.data.digits import digits
 from lazyscope.errors import DataError, InputError, LazyscopeError, ModelError
 from lazyscope.loss import CrossEntropy, Loss, Square
-from lazyscope.model.base import Model, flatten, unflatten
+from lazyscope.model.base import Model
+from lazyscope.model.inputs import Samples
 
 IMAGES = 2000
 """The number of images loaded from CIFAR-10, from which the inspection draws its points."""
@@ -86,8 +87,7 @@ def bring(address: str, data: str | None, device: torch.device, *, evaluation: b
         net = net.to(device)
         dtype = next(iter(net.params.values())).dtype
     if data is not None:  # the precision of the model takes precedence over that of the file
-        keys, leaves = flatten(x)
-        x = unflatten(keys, [leaf.to(dtype) if leaf.is_floating_point() else leaf for leaf in leaves])
+        x = Samples(x).cast(dtype)
         y = y.to(dtype) if y.is_floating_point() else y
     return Brought(net, x, y, loss)
 

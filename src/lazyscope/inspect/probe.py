@@ -15,7 +15,8 @@ from lazyscope.diagnose.drift import kernel_drift, weight_displacement
 from lazyscope.diagnose.sketch import KernelSketch
 from lazyscope.errors import LazyscopeError, ModelError
 from lazyscope.inspect.subject import Subject, moved, twin
-from lazyscope.model.base import Model, flatten, plain_kernels, unflatten
+from lazyscope.model.base import Model, plain_kernels
+from lazyscope.model.inputs import Samples
 from lazyscope.tangent import tangent_kernel
 
 POINTS = 32
@@ -178,8 +179,7 @@ class Features:
 
 
 def _arguments(x: Inputs) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    keys, leaves = flatten(x)
-    wide = unflatten(keys, [leaf.double() if leaf.is_floating_point() else leaf for leaf in leaves])
+    wide = Samples(x).cast()
     if isinstance(wide, dict):
         return (), wide
     return (wide if isinstance(wide, tuple) else (wide,)), {}

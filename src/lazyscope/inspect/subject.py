@@ -12,12 +12,13 @@ from torch import Tensor, nn
 
 from lazyscope._typing import Inputs, Params
 from lazyscope.errors import InputError, ModelError
-from lazyscope.inspect.budget import Budget, draw, first
+from lazyscope.inspect.budget import Budget, draw
 from lazyscope.labels import as_target, check_classes
 from lazyscope.linalg.finite import check_finite
 from lazyscope.loss import CrossEntropy, Loss, Risk, Square
-from lazyscope.model.base import Model, check_inputs, flatten, unflatten
+from lazyscope.model.base import Model, check_inputs
 from lazyscope.model.coordinates import Alpha, Coordinates, Studied, check_alpha
+from lazyscope.model.inputs import Samples
 from lazyscope.model.samples import Coupling, coupling
 
 
@@ -111,7 +112,7 @@ class Subject:
         """
         if self.whole:
             return self.x, self.risk.target
-        return first(self.x, count), self.risk.target[:count]
+        return Samples(self.x).rows(slice(count)), self.risk.target[:count]
 
 
 def subject(net: Any, x: Inputs, y: Any, loss: Any, budget: Budget, seed: int) -> Subject:
@@ -144,19 +145,19 @@ def subject(net: Any, x: Inputs, y: Any, loss: Any, budget: Budget, seed: int) -
     model = Model.of(net)
     weights = next(iter(model.params.values()))
     device, y = weights.device, as_target(y, weights)
-    keys, leaves = flatten(x)
+    leaves = Samples(x).tensors
     if not y.ndim:
         raise InputError("The targets are a single number; pass one for each sample.")
     if not any(leaf.ndim and len(leaf) == len(y) for leaf in leaves) or not len(y):
         counts = [len(leaf) if leaf.ndim else 0 for leaf in leaves]
         raise InputError(f"There are {counts} inputs for {len(y)} targets; pass as many of each, at least one.")
-    x, y = unflatten(keys, [leaf.to(device) for leaf in leaves]), y.to(device)
+    x, y = Samples(x).to(device), y.to(device)
     check_inputs(x)
     whole = coupling(model, x) is not Coupling.NONE
     given = len(y)
     if not whole:
         with torch.no_grad():
-            k = model(first(x, 1)).numel()
+            k = model(Samples(x).rows(slice(1))).numel()
         x, y = draw(x, y, budget.size(given, k, device), seed)
     with torch.no_grad():
         start = model(x).detach()
@@ -165,7 +166,7 @@ def subject(net: Any, x: Inputs, y: Any, loss: Any, budget: Budget, seed: int) -
         raise ModelError(
             f"The model returns outputs of shape {tuple(start.shape)} for {len(y)} samples; return one row for each."
         )
-    few = x if whole else first(x, 2)
+    few = x if whole else Samples(x).rows(slice(2))
     kinked = model.kinked(few)
     other = model.coordinates(few, 2.0, centred=True)
     other.outputs(other.zeros())  # raises for unsupported operations, before anything is measured

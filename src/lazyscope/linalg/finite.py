@@ -29,9 +29,10 @@ def check_finite(t: Tensor, what: str) -> Tensor:
     """
     # The sum is not finite if a value is not, and needs one pass; only if it is not finite are the values examined.
     if not math.isfinite(float(t.detach().sum())) and not bool(t.isfinite().all()):
-        remedy = "" if t.dtype == torch.float64 else ", or compute in float64"
+        scale = "rescale the inputs or the weights"
+        remedy = f"or {scale}" if t.dtype == torch.float64 else f"{scale}, or compute in float64"
         raise ModelError(
-            f"{what} contains NaN or infinite values because numbers overflow in {t.dtype}; rescale the inputs or the"
-            f" weights{remedy}."
+            f"{what} contains NaN or infinite values: numbers overflow in {t.dtype}, or an operation is undefined at"
+            f" these weights; check the initialisation, {remedy}."
         )
     return t

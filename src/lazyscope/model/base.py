@@ -19,7 +19,7 @@ from lazyscope.model.coordinates import Alpha, Coordinates, Studied, check_alpha
 from lazyscope.model.forward import Output, from_function, from_module, plain_kernels
 from lazyscope.model.increment import Captured, Program, Scale, capture, split
 from lazyscope.model.increment.decisions import digest
-from lazyscope.model.inputs import changed, check_inputs, flatten, signature, unflatten
+from lazyscope.model.inputs import Samples, check_inputs, flatten, signature, unflatten
 from lazyscope.model.refusal import check_output, check_weights, explained
 
 __all__ = ["Model", "check_inputs", "flatten", "plain_kernels", "signature", "studied", "unflatten"]
@@ -173,7 +173,7 @@ class Model(Studied):
                     raise
                 # A forward that computes a derivative itself needs a graph, even under the caller's `no_grad`.
                 with torch.enable_grad():
-                    out = detached(self._forward(params, state, changed(x, Tensor.detach)))
+                    out = detached(self._forward(params, state, Samples(x).map(Tensor.detach)))
         except LazyscopeError:
             raise
         except Exception as error:  # the user's own forward may raise anything
@@ -452,7 +452,7 @@ class Model(Studied):
     def _with_graph(self, x: Inputs) -> tuple[Tensor, dict[str, Tensor]]:
         with derivatives():
             leaves = {name: w.detach().requires_grad_() for name, w in self.params.items()}
-            out = self._evaluate(leaves, self.state, changed(x, ordinary))
+            out = self._evaluate(leaves, self.state, Samples(x).map(ordinary))
         if not out.requires_grad:
             raise ModelError("The model's output does not depend on its trainable parameters; check its forward.")
         return out, leaves

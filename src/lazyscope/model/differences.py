@@ -13,7 +13,7 @@ from lazyscope._typing import Inputs
 from lazyscope.errors import LazyscopeError
 from lazyscope.linalg.bilinear import Bilinear
 from lazyscope.model.base import Model
-from lazyscope.model.inputs import changed
+from lazyscope.model.inputs import Samples
 from lazyscope.model.jacobian import JacobianOperator, SecondDerivative
 
 STEP = 1e-4
@@ -36,7 +36,7 @@ class Differences(Bilinear):
 
     def __init__(self, model: Model, x: Inputs, *, batch: int = 512) -> None:
         self._model = model.double()
-        self._x = changed(x, lambda t: t.double() if t.is_floating_point() else t)
+        self._x = Samples(x).cast()
         self._batch = batch
         jacobian = JacobianOperator(self._model, self._x, batch=batch)
         self._batches = jacobian.batches

@@ -10,9 +10,10 @@ from torch import Tensor
 
 from lazyscope._typing import Inputs, Params
 from lazyscope.errors import ModelError, ScaleError
-from lazyscope.model.base import Model, flatten, unflatten
+from lazyscope.model.base import Model
 from lazyscope.model.coordinates import Alpha, Coordinates, Studied, check_alpha, offset
 from lazyscope.model.increment import Scale
+from lazyscope.model.inputs import Samples
 
 
 class Ensemble(Studied):
@@ -94,8 +95,7 @@ class EnsembleCoordinates(Coordinates):
         self.batch, self.alpha = (len(ensemble.models),), alpha
         self._ensemble, self._x = ensemble, x
         first = ensemble.models[0]
-        keys, leaves = flatten(x)
-        sample = unflatten(keys, [t[0] for t in leaves]) if ensemble.own_inputs else x
+        sample = Samples(x).rows(0) if ensemble.own_inputs else x
         captured = first.graph(first.params, first.state, sample)
         if not captured.unconditional:
             raise ModelError(
@@ -106,7 +106,7 @@ class EnsembleCoordinates(Coordinates):
             captured.check_limit()
         program = first.program(captured)
         depth = 0 if ensemble.own_inputs else None
-        fixed = [*ensemble.params.values(), *ensemble.state.values()]
+        fixed, leaves = [*ensemble.params.values(), *ensemble.state.values()], Samples(x).tensors
         with torch.no_grad():
             run = torch.vmap(program.exact_base, in_dims=(*(0 for _ in fixed), *(depth for _ in leaves)))
             self._values: tuple[Any, ...] = run(*fixed, *leaves)
@@ -130,9 +130,8 @@ class EnsembleCoordinates(Coordinates):
 
     def kernel(self) -> Tensor:
         """Compute the tangent kernel Dh(w₀)Dh(w₀)ᵀ of each member as a dense matrix."""
-        keys, leaves = flatten(self._x)
         inputs = (
-            [unflatten(keys, [t[i] for t in leaves]) for i in range(self.batch[0])]
+            [Samples(self._x).rows(i) for i in range(self.batch[0])]
             if self._ensemble.own_inputs
             else [self._x] * self.batch[0]
         )

@@ -119,10 +119,74 @@ def _rebuilt(keys: Keys, leaves: Iterator[Tensor]) -> Any:
     return tuple(parts) if kind == "tuple" else list(parts)
 
 
-def changed(x: Inputs, change: Callable[[Tensor], Tensor]) -> Inputs:
-    """Apply a function to each tensor of the inputs."""
-    keys, leaves = flatten(x)
-    return unflatten(keys, [change(leaf) for leaf in leaves])
+@final
+class Samples:
+    """The inputs of n samples, as tensors that can be counted, selected and converted.
+
+    Args:
+        x: The inputs of a model, with the samples along the first dimension of every tensor.
+
+    Example:
+        >>> samples = Samples({"a": torch.zeros(3, 2), "flag": True})
+        >>> len(samples), samples.rows(slice(1))["a"].shape
+        (3, torch.Size([1, 2]))
+    """
+
+    def __init__(self, x: Inputs) -> None:
+        self._keys, self.tensors = flatten(x)
+
+    def __len__(self) -> int:
+        """The number of samples: the length of the first tensor."""
+        return len(self.tensors[0])
+
+    @property
+    def device(self) -> torch.device:
+        """The device of the first tensor."""
+        return self.tensors[0].device
+
+    def map(self, change: Callable[[Tensor], Tensor]) -> Inputs:
+        """Apply a function to every tensor and return the inputs.
+
+        Args:
+            change: A function of a tensor.
+
+        Returns:
+            Inputs of the same structure.
+        """
+        return unflatten(self._keys, [change(tensor) for tensor in self.tensors])
+
+    def rows(self, index: slice | int | Tensor | Sequence[int]) -> Inputs:
+        """Return the inputs of some samples.
+
+        Args:
+            index: Which samples, as an index into the first dimension.
+
+        Returns:
+            Inputs of the same structure.
+        """
+        return self.map(lambda t: t[index.to(t.device) if isinstance(index, Tensor) else index])
+
+    def to(self, device: torch.device) -> Inputs:
+        """Return the inputs on a device.
+
+        Args:
+            device: The device.
+
+        Returns:
+            Inputs of the same structure.
+        """
+        return self.map(lambda t: t.to(device))
+
+    def cast(self, dtype: torch.dtype = torch.float64) -> Inputs:
+        """Return the inputs with floating-point tensors in another precision; integers stay integers.
+
+        Args:
+            dtype: A floating-point dtype.
+
+        Returns:
+            Inputs of the same structure.
+        """
+        return self.map(lambda t: t.to(dtype) if t.is_floating_point() else t)
 
 
 def check_inputs(x: Inputs) -> None:

@@ -11,7 +11,7 @@ from torch import Tensor
 from lazyscope._typing import Inputs, Params
 from lazyscope.errors import InputError, LazyscopeError, ModelError
 from lazyscope.model.forward import Forward
-from lazyscope.model.inputs import changed, flatten
+from lazyscope.model.inputs import Samples, flatten
 
 _SHAPE = re.compile(
     r"shape|size|dimension|channels|out of range|broadcast|rank|Expected \d-D|must match", re.IGNORECASE
@@ -50,7 +50,7 @@ def explained(forward: Forward, error: Exception, params: Params, state: Params,
 
 def _accepts(forward: Forward, params: Params, state: Params, x: Inputs, change: Callable[[Tensor], Tensor]) -> bool:
     try:
-        forward(params, state, changed(x, change))
+        forward(params, state, Samples(x).map(change))
     except Exception:  # the user's own forward may raise anything
         return False
     return True

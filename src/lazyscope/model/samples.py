@@ -16,7 +16,7 @@ from lazyscope.ambient import full_precision
 from lazyscope.errors import LazyscopeError, ModelError
 from lazyscope.model.base import Model
 from lazyscope.model.increment.decisions import reads
-from lazyscope.model.inputs import changed, flatten, signature
+from lazyscope.model.inputs import Samples, flatten, signature
 
 _FEW = 3
 """The number of samples that are compared."""
@@ -56,7 +56,7 @@ def coupling(model: Model, x: Inputs) -> Coupling:
     if known is not None:
         return Coupling(known)
     try:
-        looked = reads(lambda: model(changed(x, lambda t: t[:_FEW])))
+        looked = reads(lambda: model(Samples(x).rows(slice(_FEW))))
     except LazyscopeError:
         looked = False
     # A forward whose control flow depends on values may couple only some samples, so more of them are compared.
@@ -97,15 +97,14 @@ def check_independent(model: Model, x: Inputs, remedy: str) -> None:
 def _compared(model: Model, x: Inputs, rows: Tensor) -> Coupling | None:
     """Compare the outputs on some samples; return None if the model cannot be evaluated on some of the samples."""
     dtype = next(iter(model.params.values())).dtype
-    few = changed(x, lambda t: t[rows.to(t.device)])
-    few = changed(few, lambda t: t.to(dtype) if t.is_floating_point() else t)
+    few = Samples(Samples(x).rows(rows)).cast(dtype)
     for moved in (_moved(model), model):
         try:
             # TF32 is disabled while samples are compared, as its rounding depends on the batch.
-            with torch.no_grad(), torch.autocast(flatten(x)[1][0].device.type, enabled=False), full_precision:
+            with torch.no_grad(), torch.autocast(Samples(x).device.type, enabled=False), full_precision:
                 # A forward that computes derivatives enables gradients itself.
                 together = moved(few).detach()
-                singles = (changed(few, lambda t, i=i: t[i : i + 1]) for i in range(len(rows)))  # type: ignore[misc]
+                singles = (Samples(few).rows(slice(i, i + 1)) for i in range(len(rows)))
                 alone = [moved(single).detach() for single in singles]
         except LazyscopeError:
             continue

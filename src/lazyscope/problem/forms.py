@@ -149,8 +149,8 @@ class Forms:
     def descend(self, w: Float[Tensor, "*b n N d"], steps: int) -> Float[Tensor, "*b n N d"]:
         """Run gradient descent on the population risk of Σ_i (w_i·x)² + c, for all widths and draws in one batch.
 
-        The step size is 0.5/(4‖C‖). Near the minimum 𝒢A ≤ C, so curvatures are at most 4‖C‖, and step sizes below 2/(4‖C‖)
-        are stable.
+        The step size is 0.5/(4‖C‖). Near the minimum 𝒢A ≤ C, so curvatures are at most 4‖C‖, and step sizes below
+        2/(4‖C‖) are stable.
 
         Args:
             w: The initial weights, of shape `(*b, n, N, d)`.

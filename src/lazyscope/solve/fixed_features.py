@@ -1,6 +1,6 @@
-"""Classification by ridge regression on features that are not learned: the baselines of the table in Figure 3(b).
+"""Classification by ridge regression on fixed features: the baselines in the table of Figure 3(b).
 
-An image and its mirror image are one thing here: features are the sum of both's.
+The features of an image are the sum of those of the image and of its mirror image.
 """
 
 from __future__ import annotations
@@ -21,34 +21,39 @@ from lazyscope.model.patches import Patches
 from lazyscope.model.scattering import Scattering
 
 RIDGES = tuple(10.0 ** (k / 2) for k in range(-10, 2))
-"""λ from 10⁻⁵ to 3: few images need the large ones."""
+"""The values of λ to choose from, 10⁻⁵ to 3. Small training sets need the large ones."""
 
 WIDTHS = (1.0, 3.0, 10.0)
-"""Of Gaussian kernels, in units of the mean squared distance: few images need the large ones."""
+"""The widths of Gaussian kernels to choose from, as in `gaussian`. Small training sets need the large ones."""
 
 FLOOR = 0.03
-"""Added to scattering coefficients, in units of their mean, before the logarithm."""
+"""The constant added to scattering coefficients before the logarithm, in units of their mean."""
 
 PLAIN, WHITENED = 1e3, 3.0
-"""Contrast (none is divided out) and whitening of places: the logarithms are in units of their deviations already."""
+"""The contrast and whitening constants for patches of scattering coefficients.
+
+The contrast is so large that no contrast is divided out: the logarithms are standardised already.
+"""
 
 COLOURS = ((0.299, 0.587, 0.114), (-0.147, -0.289, 0.436), (0.615, -0.515, -0.100))
-"""Red, green, blue to luminance and two differences (YUV, ITU-R BT.601)."""
+"""The matrix that maps red, green and blue to luminance and two colour differences (YUV, ITU-R BT.601)."""
 
 
 @final
 @dataclass(frozen=True)
 class Accuracy:
-    """Shares of images put in their class; as a number it is that of the test images.
-
-    `ridge` is the λ chosen, `memory` the peak of a GPU in bytes (0 on a CPU).
-    """
+    """The accuracies of a fit, with its cost. `float` of it is the test accuracy."""
 
     train: float
+    """The training accuracy, from 0 to 1."""
     test: float
+    """The test accuracy, from 0 to 1."""
     ridge: float
+    """The ridge λ that was chosen."""
     seconds: float
+    """The duration of the fit, in seconds."""
     memory: int
+    """The peak memory of the GPU, in bytes; 0 on a CPU."""
 
     def __float__(self) -> float:
         return self.test
@@ -64,10 +69,31 @@ def random_feature_accuracy(
     seed: int = 0,
     device: torch.device | str | None = None,
 ) -> Accuracy:
-    """Kernel ridge on whitened random patches of the training images, `Patches`, all of its features in blocks.
+    """Classify images by kernel ridge regression on random features, which are whitened patches of training images.
 
-    Images may be pixels in [0, 1] or normalised by channel. The device is that of x_train unless said. Its memory holds
-    the kernel of all images in float32, and some copies of the training images' in float64: 80 GB for CIFAR-10.
+    The features are those of `Patches`, and their kernel is summed over blocks of features. The device holds the kernel
+    of all images in float32 and several copies of the kernel of the training images in float64, 80 GB for CIFAR-10.
+
+    Args:
+        x_train: The training images, with pixels in [0, 1] or normalised per channel.
+        y_train: The classes of the training images, as integers from 0.
+        x_test: The test images, prepared like the training images.
+        y_test: The classes of the test images.
+        filters: The number of patches to draw.
+        seed: The seed for the choice of the patches and for the order of the training images, the last of which are
+            held out to choose λ.
+        device: The device to compute on. `None` means the device of `x_train`.
+
+    Returns:
+        The training and test accuracies, the chosen λ, and the time and memory used.
+
+    Raises:
+        InputError: If there are no images, if the numbers of images and classes differ, or if the images contain NaN or
+            infinite values.
+
+    Shape:
+        - x_train: `(n, channels, height, width)`
+        - x_test: `(k, channels, height, width)`
     """
 
     def fit(x: Tensor, y: Tensor) -> Ridge:
@@ -87,12 +113,33 @@ def scattering_accuracy(
     seed: int = 0,
     device: torch.device | str | None = None,
 ) -> Accuracy:
-    """Kernel ridge with a kernel of two layers on the logarithms of scattering coefficients of order 2 at scale 4.
+    """Classify images by kernel ridge regression on the logarithms of scattering coefficients of order 2 at scale 4.
 
-    Colours are taken apart into luminance and differences first. The first layer compares places: features
-    max(±⟨f, q⟩, 0) of `Patches` of 3×3 places, f that of a random training image, averaged over quarters of the image.
-    The second is a Gaussian kernel of them, whose width is chosen as λ is, on images held out. Images and device are as
-    for `random_feature_accuracy`; memory holds one float32 kernel more.
+    Colours are first mapped to luminance and two differences. The kernel has two layers. The first consists of features
+    max(±⟨f, q⟩, 0) of `Patches` of 3×3 coefficients q, averaged over quarters of the image, where f is the patch of a
+    random training image. The second is a Gaussian kernel on these features, whose width is chosen on held-out images
+    together with λ. The device needs the memory of `random_feature_accuracy`, and one more kernel in float32.
+
+    Args:
+        x_train: The training images, with pixels in [0, 1] or normalised per channel.
+        y_train: The classes of the training images, as integers from 0.
+        x_test: The test images, prepared like the training images.
+        y_test: The classes of the test images.
+        filters: The number of patches to draw.
+        seed: The seed for the choice of the patches and for the order of the training images, the last of which are
+            held out to choose λ and the width.
+        device: The device to compute on. `None` means the device of `x_train`.
+
+    Returns:
+        The training and test accuracies, the chosen λ, and the time and memory used.
+
+    Raises:
+        InputError: If there are no images, if the numbers of images and classes differ, or if the images contain NaN or
+            infinite values.
+
+    Shape:
+        - x_train: `(n, channels, height, width)`
+        - x_test: `(k, channels, height, width)`
     """
 
     def fit(x: Tensor, y: Tensor) -> Ridge:
@@ -100,7 +147,7 @@ def scattering_accuracy(
         x = _colours(x)
         maps, mirrored = (_logarithms(transform(side), len(y)) for side in (x, x.flip(-1)))
         seen = maps[: len(y)]
-        # Logarithms vary by their own order of magnitude; those that hardly do, hold rounding.
+        # The deviations are of order 1; coefficients with smaller deviations vary only by rounding.
         mean, spread = seen.mean((0, 2, 3), keepdim=True), seen.std((0, 2, 3), keepdim=True).clamp_(min=0.01)
         for side in (maps, mirrored):
             side.sub_(mean).div_(spread)
@@ -117,32 +164,32 @@ def scattering_accuracy(
 
 
 def misclassified(outputs: Tensor, targets: Tensor) -> Tensor:
-    """The share of rows whose largest output is not that of their one-hot target."""
+    """Compute the fraction of rows whose largest output is not at the position of their one-hot target."""
     return (outputs.argmax(-1) != targets.argmax(-1)).double().mean()
 
 
 def _kernel(patches: Patches, x: Tensor, mirrored: Tensor, train: int) -> Tensor:
-    """Of the features of images and their mirror images, less the mean of the training images."""
+    """Compute the kernel of the features of images and their mirror images, centred on the training images."""
     pairs = zip(patches.blocks(x), patches.blocks(mirrored), strict=True)
     return gram(_centred(block + mirror, train) for block, mirror in pairs)
 
 
 def _centred(features: Tensor, train: int) -> Tensor:
-    """Less the mean over the training rows, so that the constant needs no ridge."""
+    """Subtract the mean over the training rows, so that the intercept is not penalised."""
     return features - features[:train].mean(0)
 
 
 def _colours(x: Tensor) -> Tensor:
-    """Luminance and differences, where there are three colours."""
+    """Map three colour channels to luminance and differences; return other images unchanged."""
     return torch.einsum("ij,njhw->nihw", x.new_tensor(COLOURS), x) if x.shape[1] == 3 else x
 
 
 def _logarithms(
     coefficients: Float[Tensor, "n channels paths rows columns"], train: int
 ) -> Float[Tensor, "n features rows columns"]:
-    """Order 0 in units of its deviation, the logarithm of the others.
+    """Divide the coefficients of order 0 by their deviation, and take the logarithm of the others.
 
-    Moduli of wavelets vary by orders of magnitude with the contrast of an image (Oyallon, Mallat 2015).
+    Wavelet moduli vary by orders of magnitude with the contrast of an image (Oyallon and Mallat, 2015).
     """
     seen = coefficients[:train]
     spread = seen[:, :, :1].std((0, 3, 4), keepdim=True)
@@ -160,20 +207,20 @@ def _measured(
     seed: int,
     device: torch.device | str | None,
 ) -> Accuracy:
-    """Time, memory and accuracies of a fit to all images in one tensor, training images first."""
+    """Run a fit on all images in one tensor, training images first, and measure its accuracies, time and memory."""
     for x, y in (train, test):
         if len(x) != len(y) or not len(y):
             raise InputError(
-                f"There are {len(x)} images and {len(y)} classes; pass at least one image, and one class each."
+                f"There are {len(x)} images and {len(y)} classes; pass at least one image, and one class per image."
             )
         if not bool(x.isfinite().all()):
-            raise InputError("The images hold NaN or infinite values; drop or repair those.")
+            raise InputError("The images contain NaN or infinite values; remove or fix those images.")
     place = torch.device(device) if device is not None else train[0].device
     on_gpu = place.type == "cuda"
     if on_gpu:
         torch.cuda.reset_peak_memory_stats(place)
     began = time.perf_counter()
-    # λ is chosen on the last rows, and a file may hold the classes in order.
+    # The rows are shuffled, as λ is chosen on the last rows, and a data set may be sorted by class.
     order = torch.randperm(len(train[1]), generator=torch.Generator().manual_seed(seed), device="cpu").to(
         train[0].device
     )
@@ -186,6 +233,6 @@ def _measured(
         train=float(right[: len(order)].mean()),
         test=float(right[len(order) :].mean()),
         ridge=found.ridge,
-        seconds=time.perf_counter() - began,  # the accuracies above have waited for the GPU
+        seconds=time.perf_counter() - began,  # the accuracies above synchronise with the GPU
         memory=torch.cuda.max_memory_allocated(place) if on_gpu else 0,
     )

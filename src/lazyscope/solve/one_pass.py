@@ -1,8 +1,8 @@
-"""One-pass SGD for two-layer nets f(x) = Σ_i a_i σ(w_i·x) + c of several widths, all widths and draws as one program.
+"""One-pass SGD for two-layer networks f(x) = Σ_i a_i σ(w_i·x) + c, with all widths and draws in one batch.
 
-Mean-field step sizes: neurons start at size 1/√N, in both layers where both are trained, and the steps in these
-coordinates do not depend on N. That is the descent of (1/N)Σ_i a_i σ(w_i·x) with neurons of size 1 and steps N times
-as long, as the authors wrote it.
+The step sizes follow the mean-field scaling. Neurons have initial size 1/√N, in both layers if both are trained, and
+the step sizes in these coordinates do not depend on N. This is equivalent to descent on (1/N)Σ_i a_i σ(w_i·x) with
+neurons of size 1 and step sizes N times as large, the form that the authors use.
 """
 
 from __future__ import annotations
@@ -19,21 +19,26 @@ from lazyscope.errors import InputError
 from lazyscope.stream import stream
 
 Sample: TypeAlias = Callable[[Sequence[int], torch.Generator], tuple[Tensor, Tensor]]
-"""(*k, n) ↦ fresh inputs (*k, b, n, d) and responses (*k, b, n)."""
+"""A function from a batch shape (*k, n) and a generator to new inputs (*k, b, n, d) and responses (*k, b, n)."""
 
 _CHUNK = 50
-"""Steps for which samples are drawn at once, and which a GPU replays as one graph."""
+"""The number of steps whose samples are drawn together, and which a GPU replays as one CUDA graph."""
 
 _NETS, _SAMPLES = 2, 3
-"""The parts of a seed that nets and samples are drawn from; problems take the plain seed, fixed weights part 1."""
+"""The parts of a seed's random numbers that networks and samples use.
+
+Problems use the plain seed, and fixed weights use part 1.
+"""
 
 
 @dataclass(frozen=True)
 class Activation:
-    """σ and σ', both as functions of the pre-activation."""
+    """An activation function and its derivative, both as functions of the pre-activation."""
 
     value: Callable[[Tensor], Tensor]
+    """The activation σ."""
     slope: Callable[[Tensor], Tensor]
+    """The derivative σ'."""
 
 
 SQUARE = Activation(torch.square, lambda z: 2 * z)
@@ -42,28 +47,52 @@ RELU = Activation(torch.relu, lambda z: (z > 0).to(z))
 
 @dataclass(frozen=True)
 class Rates:
-    """Step sizes of w, a and c on ½E(y - f)²; 0 for a keeps the output weights."""
+    """The initial step sizes of the weights w, a and c for the objective ½E(y - f)²."""
 
     w: float
+    """The step size of the hidden weights w."""
     a: float
+    """The step size of the output weights a. With 0 they stay fixed."""
     c: float
+    """The step size of the constant c."""
 
 
 @dataclass(frozen=True)
 class Nets:
-    """Nets of widths N_1, N_2, … side by side, ΣN neurons in all, and c for each; leading dimension: draws.
+    """Networks f(x) = Σ_i a_i σ(w_i·x) + c of m widths N_1, N_2, … for b draws, with s = ΣN neurons per draw.
 
-    Not padded: a sum over the neurons of each net is one product with a matrix of zeros and ones.
+    The neurons of all widths are concatenated without padding. A sum over the neurons of each network is one product
+    with the matrix of zeros and ones of `owner`.
+
+    Example:
+        >>> nets = Nets.draw([2, 4], dim=3, seeds=[0], output=torch.ones_like)
+        >>> nets.w.shape, nets.outputs(torch.zeros(1, 5, 3), SQUARE).shape
+        (torch.Size([1, 6, 3]), torch.Size([1, 5, 2]))
     """
 
     widths: tuple[int, ...]
+    """The widths N_1, N_2, …."""
     w: Float[Tensor, "b s d"]
+    """The hidden weights of all neurons."""
     a: Float[Tensor, "b s"]
+    """The output weights of all neurons."""
     c: Float[Tensor, "b m"]
+    """The constant of each network."""
 
     @staticmethod
     def draw(widths: Sequence[int], dim: int, seeds: Sequence[int], output: Callable[[Tensor], Tensor]) -> Nets:
-        """w_i ~ N(0, I/(dN)); a_i is `output` of a standard normal number, one a neuron; c = 0."""
+        """Draw initial networks with w_i ~ N(0, I/(dN)) and c = 0.
+
+        Args:
+            widths: The widths N of the networks.
+            dim: The input dimension d.
+            seeds: The seeds, one per draw.
+            output: The function that maps independent normal numbers of standard deviation 1/√N, one per neuron, to the
+                output weights; `torch.ones_like` sets all of them to 1.
+
+        Returns:
+            The networks, in float32 on the CPU.
+        """
         draws = torch.stack(
             [torch.randn(sum(widths), dim + 1, generator=stream(seed, _NETS), device="cpu") for seed in seeds]
         )
@@ -72,20 +101,43 @@ class Nets:
         return Nets(tuple(widths), w, output(draws[..., 0] * size), torch.zeros(len(seeds), len(widths), device="cpu"))
 
     def to(self, device: torch.device | str) -> Nets:
-        """The same nets elsewhere."""
+        """Return the same networks on another device.
+
+        Args:
+            device: The device.
+
+        Returns:
+            The networks on that device.
+        """
         return Nets(self.widths, self.w.to(device), self.a.to(device), self.c.to(device))
 
     def owner(self) -> Float[Tensor, "s m"]:
-        """1 where neuron s belongs to net m."""
+        """Return the matrix that assigns neurons to networks.
+
+        Returns:
+            A matrix of shape `(s, m)`, with 1 where a neuron belongs to a network and 0 elsewhere.
+        """
         which = torch.arange(len(self.widths), device="cpu").repeat_interleave(torch.tensor(self.widths, device="cpu"))
         return torch.nn.functional.one_hot(which, len(self.widths)).to(self.w)
 
     def outputs(self, x: Float[Tensor, "b n d"], activation: Activation) -> Float[Tensor, "b n m"]:
-        """f(x) of every net."""
+        """Compute f(x) for every network.
+
+        Args:
+            x: The inputs, of shape `(b, n, d)`.
+            activation: The activation σ.
+
+        Returns:
+            The outputs, of shape `(b, n, m)`.
+        """
         return (activation.value(x @ self.w.mT) * self.a[:, None]) @ self.owner() + self.c[:, None]
 
     def padded(self) -> tuple[Float[Tensor, "b m N d"], Float[Tensor, "b m N"]]:
-        """(w, a) of each net in float64, narrower ones filled up with zero neurons."""
+        """Return the weights of each network in float64, padded with zero neurons to the largest width.
+
+        Returns:
+            The hidden weights, of shape `(b, m, N, d)`, and the output weights, of shape `(b, m, N)`.
+        """
         pad, most = torch.nn.functional.pad, max(self.widths)
         gaps = [most - width for width in self.widths]
         w = [pad(part, (0, 0, 0, gap)) for part, gap in zip(self.w.double().split(self.widths, 1), gaps, strict=True)]
@@ -97,13 +149,29 @@ class Nets:
 def one_pass(
     nets: Nets, activation: Activation, sample: Sample, *, rates: Rates, batch: int, steps: int, seed: int = 0
 ) -> Nets:
-    """SGD on ½E(y - f)²: `steps` fresh batches, each used once, step sizes falling linearly from `rates` to 0.
+    """Train networks by one-pass SGD on ½E(y - f)², with new samples at every step.
 
-    The last iterate of SGD keeps noise in proportion to its step size, and the linear fall takes it out. Samples
-    are drawn on the device of the nets, so that they differ between a CPU and a GPU.
+    The step sizes decrease linearly from `rates` to 0. The noise in the last iterate of SGD is proportional to the
+    final step size, and the linear decay removes it. Samples are drawn on the device of the networks, so they differ
+    between a CPU and a GPU.
+
+    Args:
+        nets: The initial networks, which stay unchanged.
+        activation: The activation σ, for example `SQUARE` or `RELU`.
+        sample: The function that draws samples, for example the method `sample` of `Quadratic` or `Mixture`.
+        rates: The initial step sizes.
+        batch: The number of samples per step and draw.
+        steps: The number of steps.
+        seed: The seed of the samples.
+
+    Returns:
+        The trained networks.
+
+    Raises:
+        InputError: If `steps` or `batch` is less than 1.
     """
     if steps < 1 or batch < 1:
-        raise InputError(f"Cannot take {steps} steps on batches of {batch}; pass at least one of each.")
+        raise InputError(f"{steps} steps on batches of {batch} samples are not possible; pass at least 1 for both.")
     random = stream(seed, _SAMPLES, nets.w.device)
     now = Nets(nets.widths, nets.w.clone(), nets.a.clone(), nets.c.clone())
     x, y = sample((_CHUNK, batch), random)
@@ -118,7 +186,7 @@ def one_pass(
     done = 0
     while done < steps:
         ahead = torch.arange(done, done + _CHUNK, device="cpu")
-        factors.copy_(((1 - ahead / steps) / batch).clamp(min=0))  # steps beyond the last have size 0
+        factors.copy_(((1 - ahead / steps) / batch).clamp(min=0))  # steps after the last one have size 0
         walk()
         done += _CHUNK
         for buffer, fresh in zip((x, y), sample((_CHUNK, batch), random), strict=True):
@@ -129,7 +197,7 @@ def one_pass(
 def _step(
     nets: Nets, activation: Activation, owner: Tensor, x: Tensor, y: Tensor, factor: Tensor, rates: Rates
 ) -> None:
-    """One step, in place; the gradient is written out, as autograd would read every array twice."""
+    """Take one step in place. The gradient is written out, as autograd would read every array twice."""
     pre = torch.bmm(x, nets.w.mT)
     value = activation.value(pre)
     residual = y[..., None] - (value * nets.a[:, None]) @ owner - nets.c[:, None]  # (b, n, m)
@@ -142,7 +210,7 @@ def _step(
 
 
 def _graph(chunk: Callable[[], None], nets: Nets) -> Callable[[], None]:
-    """The chunk as a CUDA graph: one launch for all its kernels. The nets are as before, whatever warming up did."""
+    """Capture the chunk as a CUDA graph, which launches all its kernels at once, and restore the networks afterwards."""
     before = [value.clone() for value in (nets.w, nets.a, nets.c)]
     side = torch.cuda.Stream()
     side.wait_stream(torch.cuda.current_stream())

@@ -1,4 +1,4 @@
-"""min_ν R(∫φ dν) + λ|ν|(Θ), solved by conic particles and certified: for any φ on a torus, a sphere or a box."""
+"""Solve min_ν R(∫φ dν) + λ|ν|(Θ) by conic particle descent, with a certificate, on a torus, a sphere or a box."""
 
 from __future__ import annotations
 
@@ -29,26 +29,30 @@ from lazyscope.model.particles import (
 )
 
 _PARTICLES = 256
-"""At the start: a grid of about so many, or random points where a grid would have under 4 an edge."""
+"""The approximate number of initial particles, on a grid or, if the grid had fewer than 4 per axis, at random points."""
 _NEWTON = 200
-"""Newton's method forms the Hessian of at most so many variables."""
+"""The largest number of variables for which Newton's method forms the Hessian."""
 _LIGHT = 1e-9
-"""Spikes with less than this share of the mass are dropped; the certificate says whether that was right."""
+"""The fraction of the mass below which spikes are dropped; the certificate shows whether that was correct."""
 
 
 @final
 @dataclass(frozen=True)
 class SparseSolution:
-    """Spikes, and what is proved of them."""
+    """A sparse measure with a certificate of its suboptimality."""
 
     measure: Measure
+    """The measure ν, a sum of spikes."""
     certificate: DualCertificate
+    """The dual certificate of ν."""
     status: Status
+    """`Status.CONVERGED` if the gap is at most the tolerance, `Status.HORIZON` if the rounds were used up."""
     rounds: int
+    """The number of rounds."""
 
     @property
     def gap(self) -> float:
-        """J(ν) - J* is at most this."""
+        """The upper bound of J(ν) - J* from the certificate."""
         return self.certificate.gap
 
     def __str__(self) -> str:
@@ -69,29 +73,51 @@ def solve_sparse(
     steps: int = 300,
     seed: int = 0,
 ) -> SparseSolution:
-    """Minimises J(ν) = R(∫φ dν) + λ|ν|(Θ) until J(ν) - J* ≤ tolerance, by its certificate.
+    """Minimise J(ν) = R(∫φ dν) + λ|ν|(Θ) over measures ν, until a certificate shows J(ν) - J* ≤ tolerance.
 
-    φ is a torch function (…, size) ↦ (…, k), or `Features`; `target` is y, for R(f) = ½‖f - y‖², or a `Fidelity`.
-    Each round runs `steps` of conic descent, merges particles into spikes, polishes these by Newton's method, and asks
-    for the certificate; where that finds J' < 0, a new particle is put, and polished, for the next round. With
-    `FeatureMap(φ, curvature)` or `Trigonometric` the gap is proved, else the infimum of J' is only as good as the
-    search for it. All on the CPU, in float64.
+    Each round runs conic particle descent, merges the particles into spikes, refines these by Newton's method, and
+    computes the dual certificate. Where the certificate finds J' < 0, a new particle is added and refined for the next
+    round. The gap is proved if `phi` is `Trigonometric` or a `FeatureMap` with a curvature bound; otherwise it relies
+    on a numerical search for the infimum of J'. The computation runs on the CPU, in float64.
 
-    >>> from lazyscope.model.particles import Torus, Trigonometric
-    >>> wave = Trigonometric(order=3, dim=1)
-    >>> y = wave.at(torch.tensor([[1.0], [3.0]], dtype=torch.float64)).integrate(torch.ones(2, dtype=torch.float64))
-    >>> found = solve_sparse(wave, y, penalty=0.1, domain=Torus(1))
-    >>> len(found.measure), found.gap < 1e-8, found.certificate.proved
-    (2, True, True)
+    Args:
+        phi: The feature map φ: `Features`, or a function of torch tensors from shape `(..., size)` to shape `(..., k)`.
+        target: The target y of the fidelity R(f) = ½‖f - y‖², or another `Fidelity`.
+        penalty: The regularisation λ, a positive finite number.
+        domain: The domain Θ: a torus, a sphere or a box.
+        signed: Whether to minimise over signed measures. With False, measures are nonnegative.
+        start: The initial particles. `None` means a uniform grid, or random points where a grid would be too coarse.
+        tolerance: The largest acceptable gap J(ν) - J*.
+        rounds: The largest number of rounds.
+        steps: The number of steps of conic descent per round.
+        seed: The seed of the random initial points and of the search of the certificate.
+
+    Returns:
+        The measure with its certificate. Check `gap` or `status` for convergence.
+
+    Raises:
+        InputError: If λ is not positive and finite, or if `start` is a family of measures.
+
+    Example:
+        >>> from lazyscope.model.particles import Torus, Trigonometric
+        >>> wave = Trigonometric(order=3, dim=1)
+        >>> y = wave.at(torch.tensor([[1.0], [3.0]], dtype=torch.float64)).integrate(torch.ones(2, dtype=torch.float64))
+        >>> found = solve_sparse(wave, y, penalty=0.1, domain=Torus(1))
+        >>> len(found.measure), found.gap < 1e-8, found.certificate.proved
+        (2, True, True)
     """
     if not 0 < penalty < math.inf:
-        raise InputError(f"λ is {penalty}; pass a positive number, as without it no bound on the mass is known.")
+        raise InputError(
+            f"λ is {penalty}; pass a positive and finite number, without which there is no bound on the mass."
+        )
     features = phi if isinstance(phi, Features) else FeatureMap(phi)
     fidelity = Quadratic(target.detach().cpu().double()) if isinstance(target, Tensor) else target
     functional = Functional(features, fidelity, float(penalty), signed)
     nu = _start(functional, domain, seed) if start is None else start
     if nu.batch:
-        raise InputError("One problem is solved at a time; index the family first.")
+        raise InputError(
+            "The start is a family of measures; pass one member of it, as one problem is solved at a time."
+        )
     best = replace(nu, r=0 * nu.r).merged(math.inf)  # ν = 0
     certificate = dual_certificate(functional, best, seed=seed)
     done = 0
@@ -100,19 +126,26 @@ def solve_sparse(
         nu = _descended(functional, nu, steps)
         best = _spikes(functional, nu)
         certificate = dual_certificate(functional, best, seed=seed)
-        # Polished at once, so that J falls and no merging may take the new particle back: sliding Frank–Wolfe's step.
+        # Refine immediately, as in sliding Frank-Wolfe, so that J decreases and merging cannot undo the new particle.
         nu = polish(functional, best.joined(_seeds(certificate, best)))
     status = Status.CONVERGED if certificate.gap <= tolerance else Status.HORIZON
     return SparseSolution(best, certificate, status, done)
 
 
 def polish(functional: Functional, measure: Measure) -> Measure:
-    """The local minimum of J over masses and positions of these spikes: L-BFGS, then Newton to rounding.
+    """Find a local minimum of J over the masses and positions of spikes, by L-BFGS followed by Newton's method.
 
-    In the masses themselves, with the bound 0: as functions of r they would creep towards it. Spikes that reach it
-    are dropped.
+    The variables are the masses with the bound 0, rather than r, in which convergence towards 0 would be slow. Spikes
+    whose mass reaches 0 are dropped.
+
+    Args:
+        functional: The functional J.
+        measure: The initial spikes.
+
+    Returns:
+        The refined spikes.
     """
-    with threads_for(0):  # few spikes, many small products
+    with threads_for(0):  # few spikes and many small products
         masses, steps = _lbfgs(functional, measure)
         alive = masses > 0
         theta = measure.domain.step(measure.theta, measure.domain.tangent(measure.theta, steps))
@@ -121,7 +154,7 @@ def polish(functional: Functional, measure: Measure) -> Measure:
 
 
 def _objective(functional: Functional, measure: Measure) -> Callable[[Tensor], Tensor]:
-    """J as a function of masses and of steps from where the spikes are, in one vector."""
+    """J as a function of one vector that contains the masses and the displacements of the spikes."""
     count, domain = len(measure), measure.domain
 
     def value(x: Tensor) -> Tensor:
@@ -139,7 +172,7 @@ def _gradient(value: Callable[[Tensor], Tensor], x: Tensor) -> tuple[Tensor, Ten
 
 
 def _lbfgs(functional: Functional, measure: Measure) -> tuple[Tensor, Tensor]:
-    """Masses, at least 0, and steps."""
+    """Minimise by L-BFGS, and return the masses, at least 0, and the displacements."""
     value, count = _objective(functional, measure), len(measure)
     first = torch.cat([measure.r.square(), torch.zeros_like(measure.theta).flatten()])
 
@@ -157,7 +190,10 @@ def _lbfgs(functional: Functional, measure: Measure) -> tuple[Tensor, Tensor]:
 
 
 def _newton(functional: Functional, measure: Measure, steps: int = 10) -> Measure:
-    """Newton's method while gradients fall: near the minimum values of J no longer tell points apart, gradients do."""
+    """Run Newton's method while the norm of the gradient decreases.
+
+    Near the minimum the values of J are equal up to rounding, and only the gradients distinguish points.
+    """
     count = len(measure)
     if not 0 < count * (1 + measure.theta.shape[-1]) <= _NEWTON:
         return measure
@@ -166,7 +202,7 @@ def _newton(functional: Functional, measure: Measure, steps: int = 10) -> Measur
         x = torch.cat([measure.r.square(), torch.zeros_like(measure.theta).flatten()])
         gradient = _gradient(value, x)[1]
         low, high = (side.flatten() for side in measure.domain.room(measure.theta))
-        # Spikes that a box holds at its boundary stay; lstsq leaves what has a zero row, normals to spheres too.
+        # Coordinates at the boundary of a box stay fixed; lstsq leaves zero rows, such as normals to spheres, unchanged.
         held = ((low == 0) & (gradient[count:] > 0)) | ((high == 0) & (gradient[count:] < 0))
         free = torch.cat([torch.ones(count, dtype=torch.float64, device="cpu"), 1.0 - held.double()])
         hessian: Tensor = torch.autograd.functional.hessian(value, x) * free * free[:, None]
@@ -182,7 +218,7 @@ def _newton(functional: Functional, measure: Measure, steps: int = 10) -> Measur
 
 
 def _start(functional: Functional, domain: Domain, seed: int) -> Measure:
-    """Uniform, with the largest mass for which J is not above J(0), halving from the bound R(0)/λ."""
+    """A uniform measure whose mass is halved from the bound R(0)/λ until J is at most J(0)."""
     number = int((_PARTICLES / len(domain.cells(1).centres)) ** (1 / domain.dim))
     if number >= 4:
         nu = Measure.grid(domain, number, signed=functional.signed)
@@ -199,7 +235,7 @@ def _start(functional: Functional, domain: Domain, seed: int) -> Measure:
 
 
 def _descended(functional: Functional, nu: Measure, steps: int, burst: int = 50) -> Measure:
-    """Conic descent in bursts, with shorter steps after one that raised J and longer ones after others."""
+    """Run conic descent in bursts. A burst that increases J is undone, and the step size decreases; otherwise it grows."""
     rate, value, done = safe_step(functional, nu), float(functional(nu)), 0
     while done < steps:
         path = conic_descent(functional, nu, alpha=rate, beta=rate, steps=burst, record=[burst])
@@ -213,7 +249,7 @@ def _descended(functional: Functional, nu: Measure, steps: int, burst: int = 50)
 
 
 def _spikes(functional: Functional, nu: Measure) -> Measure:
-    """Merged with the largest radius for which the polished spikes are no worse than the particles."""
+    """Merge particles within the largest radius for which the refined spikes have no larger J than the particles."""
     value, light = float(functional(nu)), _LIGHT * float(nu.mass)
     for radius in (1.0, 0.3, 0.1, 0.03, 0.01, 0.003, 0.001):
         spikes = nu.merged(radius, light)
@@ -225,7 +261,7 @@ def _spikes(functional: Functional, nu: Measure) -> Measure:
 
 
 def _seeds(certificate: DualCertificate, best: Measure) -> Measure:
-    """Light particles where J' < 0."""
+    """Create particles of small mass where J' < 0."""
     mass = 1e-3 * max(float(best.mass), certificate.value / max(certificate.penalty, 1e-12) * 1e-3)
     weights = certificate.sign * (mass / len(certificate.sign))
     return Measure.of(best.domain, certificate.where, weights)

@@ -21,7 +21,7 @@ from lazyscope.linalg.finite import check_finite
 from lazyscope.model.base import Model, flatten
 from lazyscope.model.increment import Captured
 from lazyscope.model.increment.program import widened
-from lazyscope.model.inputs import changed
+from lazyscope.model.inputs import Samples
 from lazyscope.progress import Bar
 from lazyscope.tangent.budget import Budget
 from lazyscope.tangent.circuit import Circuit, Features, value
@@ -84,7 +84,7 @@ class Assembly:
         if not symmetric or self._readout.width(row.circuit.k) != self._readout.rows(row.circuit.k):
             return  # a kernel between two sets, or a trace over many outputs, uses features that are compared elsewhere
         model, at = self._model, int(row.places[0])
-        first = changed(row.x, lambda leaf: leaf[:1])
+        first = Samples(row.x).rows(slice(1))
         captured = model.graph(model.params, model.state, first)
         done = f"compared {type(self._readout).__name__} {self._apart}"
         if captured.memo.get(done):  # one comparison per graph is enough to test the rules
@@ -164,19 +164,19 @@ class Assembly:
         """Group the samples by their graphs."""
         model, leaves = self._model, flatten(x)[1]
         n, device = len(leaves[0]), leaves[0].device
-        captured = model.graph(model.params, model.state, changed(x, lambda t: t[:1]))
+        captured = model.graph(model.params, model.state, Samples(x).rows(slice(1)))
         captured.check_limit()
         if captured.unconditional:
             return [Part(x, torch.arange(n, device=device), self._circuit(captured))]
         found: dict[Captured, list[int]] = {}
         for i in range(n):
-            captured = model.graph(model.params, model.state, changed(x, lambda t, i=i: t[i : i + 1]))  # type: ignore[misc]
+            captured = model.graph(model.params, model.state, Samples(x).rows(slice(i, i + 1)))
             captured.check_limit()
             found.setdefault(captured, []).append(i)
         parts = []
         for captured, rows in found.items():
             places = torch.tensor(rows, device=device)
-            parts.append(Part(changed(x, lambda t, p=places: t[p]), places, self._circuit(captured)))  # type: ignore[misc]
+            parts.append(Part(Samples(x).rows(places), places, self._circuit(captured)))
         return parts
 
     def _output(self, circuit: Circuit) -> Tensor:
@@ -197,7 +197,7 @@ class Assembly:
 
 
 def _features(part: Part, rows: slice, cotangents: Tensor, budget: Budget) -> Features:
-    x = changed(part.x, lambda leaf: leaf[rows])
+    x = Samples(part.x).rows(rows)
     return part.circuit.features(x, cotangents, chunk=budget.chunk, together=budget.together)
 
 

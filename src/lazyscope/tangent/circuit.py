@@ -24,7 +24,7 @@ from lazyscope.errors import ModelError
 from lazyscope.model.base import Model, flatten
 from lazyscope.model.increment.base import FINE
 from lazyscope.model.increment.watch import stop
-from lazyscope.model.inputs import changed
+from lazyscope.model.inputs import Samples
 from lazyscope.tangent.convolution import convolution
 
 aten = torch.ops.aten
@@ -121,7 +121,7 @@ class Circuit:
     @staticmethod
     def of(model: Model, x: Inputs) -> Circuit:
         """Trace the circuit of the first sample of x."""
-        first = changed(x, lambda leaf: leaf[:1])
+        first = Samples(x).rows(slice(1))
         return Circuit(model.graph(model.params, model.state, first).module, model)
 
     @property

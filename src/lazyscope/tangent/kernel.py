@@ -10,8 +10,8 @@ from torch import Tensor, nn
 from lazyscope._typing import Inputs
 from lazyscope.errors import InputError, ModelError
 from lazyscope.memory import Memory, check_fits, parse_memory
-from lazyscope.model.base import Model, check_inputs, flatten
-from lazyscope.model.inputs import changed
+from lazyscope.model.base import Model, check_inputs
+from lazyscope.model.inputs import Samples
 from lazyscope.model.samples import Coupling, coupling, kind
 from lazyscope.tangent.assembly import Assembly, precision
 from lazyscope.tangent.joint import joint_kernels
@@ -115,7 +115,7 @@ def _check(model: Model, x1: Inputs, x2: Inputs | None, together: bool) -> bool:
     """Check the inputs, and return whether the model takes all points at once."""
     for x in (x1,) if x2 is None else (x1, x2):
         check_inputs(x)
-        if any(leaf.ndim == 0 or len(leaf) == 0 for leaf in flatten(x)[1]):
+        if any(leaf.ndim == 0 or len(leaf) == 0 for leaf in Samples(x).tensors):
             raise InputError(
                 "The first dimension of every input counts the samples; pass at least one sample, and store constants"
                 " in the model."
@@ -166,8 +166,8 @@ def _check_size(model: Model, x1: Inputs, x2: Inputs | None, readout: Readout, b
 
 
 def _first(x: Inputs) -> Inputs:
-    return changed(x, lambda leaf: leaf[:1])
+    return Samples(x).rows(slice(1))
 
 
 def _count(x: Inputs) -> int:
-    return len(flatten(x)[1][0])
+    return len(Samples(x))

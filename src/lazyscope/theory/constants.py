@@ -20,8 +20,9 @@ from lazyscope._typing import Inputs, Number
 from lazyscope.ambient import without_autocast
 from lazyscope.errors import ModelError
 from lazyscope.linalg.bilinear import bilinear_norm
-from lazyscope.model.base import Model, flatten
+from lazyscope.model.base import Model
 from lazyscope.model.coordinates import Studied
+from lazyscope.model.inputs import Samples
 from lazyscope.model.jacobian import Batches, SecondDerivative
 from lazyscope.model.two_layer import TwoLayer
 
@@ -266,7 +267,7 @@ def constants_of(model: Studied, x: Inputs) -> Constants:
 def singular_values(model: Studied, x: Inputs) -> tuple[float, float]:
     """Compute ‖Dh(w₀)‖ and σ_min of Dh(w₀)ᵀ in F from the dense kernel K/n; σ_min is 0 if it is below rounding."""
     kernel = model.coordinates(x, centred=True).kernel().detach().double()
-    values = torch.linalg.eigvalsh(kernel / flatten(x)[1][0].shape[0])
+    values = torch.linalg.eigvalsh(kernel / len(Samples(x)))
     noise = 4 * math.sqrt(len(values)) * torch.finfo(torch.float64).eps * float(values[-1])
     least = float(values[0])
     return math.sqrt(float(values[-1])), math.sqrt(least) if least > noise else 0.0

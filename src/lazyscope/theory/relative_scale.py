@@ -24,7 +24,7 @@ from lazyscope.linalg.mask import KeptRows, KeptValues
 from lazyscope.linalg.operator import Operator
 from lazyscope.model.base import Model
 from lazyscope.model.differences import second_derivative
-from lazyscope.model.inputs import changed
+from lazyscope.model.inputs import Samples
 from lazyscope.model.jacobian import JacobianOperator
 from lazyscope.model.neuron_curvature import curvature_norm, kinked
 from lazyscope.model.samples import Coupling, coupling
@@ -268,7 +268,7 @@ def relative_scale(
 
 def _few(model: Model, x: Inputs) -> Inputs:
     """The first two samples, or all of them if they depend on each other."""
-    return changed(x, lambda t: t[:2]) if coupling(model, x) is Coupling.NONE else x
+    return Samples(x).rows(slice(2)) if coupling(model, x) is Coupling.NONE else x
 
 
 def _of_two_layer(net: TwoLayer, x: Tensor, y: Target, ignore_index: int | None, seed: int) -> RelativeScale:
