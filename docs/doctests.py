@@ -1,4 +1,4 @@
-"""Render the doctests of docstrings as code when the site is built; in Markdown, `>>>` is a block quotation."""
+"""Render the doctests of docstrings as code in the documentation. Without this, Markdown reads `>>>` as a quotation."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 import griffe
 
-DOCTEST = re.compile(r"^>>> .*\n?(?:.+\n?)*", re.M)  # up to the next empty line
+DOCTEST = re.compile(r"^( *)>>> .*\n?(?:\1.+\n?)*", re.M)  # up to the next empty line, or to the end of the section
 
 
 class Doctests(griffe.Extension):
@@ -20,4 +20,5 @@ class Doctests(griffe.Extension):
 
 
 def _fenced(found: re.Match[str]) -> str:
-    return f"```pycon\n{found[0].rstrip()}\n```\n"
+    indent = found[1]
+    return f"{indent}```pycon\n{found[0].rstrip()}\n{indent}```\n"

@@ -1,6 +1,6 @@
-"""lazyscope: does this model learn features, or does it only move along its tangent?
+"""lazyscope measures whether a model learns features or follows its linearisation, that is, trains lazily.
 
-Every public name stands here; the modules behind it may move.
+The names in `__all__` are the public interface; the modules that define them may change.
 """
 
 from lazyscope import errors, loss, theory

@@ -8,7 +8,7 @@ from typing import Any, TypeAlias
 from torch import Tensor
 
 Number: TypeAlias = float | int
-"""A real number. It is spelt out because run-time type checkers do not accept an int where a float is declared."""
+"""A real number. The union is explicit because run-time type checkers do not accept an int as a float."""
 
 Params: TypeAlias = Mapping[str, Tensor]
 """Parameters by name. The weights `w`, the increment `v` and every gradient have this form."""

@@ -101,5 +101,5 @@ def test_divergence_shows() -> None:
 
 def test_refusals() -> None:
     problem, nets = Quadratic.draw(DIM, SEEDS), Nets.draw(WIDTHS, DIM, SEEDS, torch.ones_like)
-    with pytest.raises(InputError, match="at least one of each"):
+    with pytest.raises(InputError, match="at least 1 for both"):
         one_pass(nets, SQUARE, problem.sample, rates=Rates(0.1, 0.0, 0.1), batch=0, steps=5)

@@ -129,7 +129,7 @@ def test_doors() -> None:
     with pytest.raises(InputError, match="λ"):
         solve_sparse(features, draw(0, 5), 0.0, Torus(1))
     family = Measure.grid(Torus(1), 3).expand(2)
-    with pytest.raises(InputError, match="index"):
+    with pytest.raises(InputError, match="one member"):
         solve_sparse(features, draw(0, 5), 1.0, Torus(1), start=family)
 
 

@@ -210,7 +210,7 @@ def _step(
 
 
 def _graph(chunk: Callable[[], None], nets: Nets) -> Callable[[], None]:
-    """Capture the chunk as a CUDA graph, which launches all its kernels at once, and restore the networks afterwards."""
+    """Capture the chunk as a CUDA graph, which launches all kernels at once, and restore the networks afterwards."""
     before = [value.clone() for value in (nets.w, nets.a, nets.c)]
     side = torch.cuda.Stream()
     side.wait_stream(torch.cuda.current_stream())

@@ -29,7 +29,7 @@ from lazyscope.model.particles import (
 )
 
 _PARTICLES = 256
-"""The approximate number of initial particles, on a grid or, if the grid had fewer than 4 per axis, at random points."""
+"""The approximate number of initial particles, on a grid, or at random if the grid had fewer than 4 per axis."""
 _NEWTON = 200
 """The largest number of variables for which Newton's method forms the Hessian."""
 _LIGHT = 1e-9
@@ -107,17 +107,13 @@ def solve_sparse(
         (2, True, True)
     """
     if not 0 < penalty < math.inf:
-        raise InputError(
-            f"λ is {penalty}; pass a positive and finite number, without which there is no bound on the mass."
-        )
+        raise InputError(f"λ is {penalty}; pass a positive and finite number, which bounds the mass.")
     features = phi if isinstance(phi, Features) else FeatureMap(phi)
     fidelity = Quadratic(target.detach().cpu().double()) if isinstance(target, Tensor) else target
     functional = Functional(features, fidelity, float(penalty), signed)
     nu = _start(functional, domain, seed) if start is None else start
     if nu.batch:
-        raise InputError(
-            "The start is a family of measures; pass one member of it, as one problem is solved at a time."
-        )
+        raise InputError("The start is a family of measures; pass one member at a time.")
     best = replace(nu, r=0 * nu.r).merged(math.inf)  # ν = 0
     certificate = dual_certificate(functional, best, seed=seed)
     done = 0
@@ -202,7 +198,7 @@ def _newton(functional: Functional, measure: Measure, steps: int = 10) -> Measur
         x = torch.cat([measure.r.square(), torch.zeros_like(measure.theta).flatten()])
         gradient = _gradient(value, x)[1]
         low, high = (side.flatten() for side in measure.domain.room(measure.theta))
-        # Coordinates at the boundary of a box stay fixed; lstsq leaves zero rows, such as normals to spheres, unchanged.
+        # Coordinates held at the boundary of a box stay fixed; lstsq does not move zero rows, such as sphere normals.
         held = ((low == 0) & (gradient[count:] > 0)) | ((high == 0) & (gradient[count:] < 0))
         free = torch.cat([torch.ones(count, dtype=torch.float64, device="cpu"), 1.0 - held.double()])
         hessian: Tensor = torch.autograd.functional.hessian(value, x) * free * free[:, None]
@@ -235,7 +231,7 @@ def _start(functional: Functional, domain: Domain, seed: int) -> Measure:
 
 
 def _descended(functional: Functional, nu: Measure, steps: int, burst: int = 50) -> Measure:
-    """Run conic descent in bursts. A burst that increases J is undone, and the step size decreases; otherwise it grows."""
+    """Run conic descent in bursts. A burst that increases J is undone, and the step size is reduced; else it grows."""
     rate, value, done = safe_step(functional, nu), float(functional(nu)), 0
     while done < steps:
         path = conic_descent(functional, nu, alpha=rate, beta=rate, steps=burst, record=[burst])
