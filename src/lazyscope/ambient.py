@@ -129,4 +129,6 @@ def ordinary(t: Tensor) -> Tensor:
     Returns:
         `t` itself, or a copy of it if it is an inference tensor and inference mode is off now.
     """
+    if torch.compiler.is_compiling():  # compiled code cannot ask, and is not called with inference tensors
+        return t
     return t.clone() if t.is_inference() and not torch.is_inference_mode_enabled() else t
