@@ -17,7 +17,7 @@ seeds = st.integers(0, 10**6)
 
 
 def draw(loss: Loss, seed: int, n: int = 4, k: int = 3, spread: float = 2.0) -> tuple[Tensor, Tensor, Tensor]:
-    """Two outputs and a target that the loss takes."""
+    """Draw two outputs and a target that the loss accepts."""
     generator = torch.Generator().manual_seed(seed)
     y, z, t = spread * torch.randn(3, n, k, generator=generator, dtype=torch.float64)
     if isinstance(loss, Logistic | Exponential):
@@ -35,7 +35,7 @@ def test_gradient_is_that_of_autograd(loss: Loss, seed: int) -> None:
     leaf = y.clone().requires_grad_()
     (euclidean,) = torch.autograd.grad(loss(leaf, t), leaf)
     torch.testing.assert_close(loss.gradient(y, t) / len(y), euclidean)
-    h = 1e-6  # and of a difference quotient, which owes nothing to autograd
+    h = 1e-6  # a difference quotient, independent of autograd
     slope = (loss(y + h * z, t) - loss(y - h * z, t)) / (2 * h)
     torch.testing.assert_close((euclidean * z).sum(), slope, rtol=1e-5, atol=1e-6)
 
@@ -63,7 +63,7 @@ def test_constants_bound_the_bregman_divergence(loss: Loss, seed: int) -> None:
     ids=repr,
 )
 def test_smoothness_is_attained(loss: Loss, y: list[float], direction: list[float], target: list[float]) -> None:
-    """No smaller M would hold."""
+    """The constant M cannot be smaller."""
     point, u, t = (torch.tensor([value], dtype=torch.float64) for value in (y, direction, target))
     h = 1e-4
     curvature = ((loss.gradient(point + h * u, t) - loss.gradient(point - h * u, t)) * u).sum() / (2 * h)
@@ -128,7 +128,7 @@ def test_batch_of_outputs() -> None:
         (Square(), torch.zeros(3, 2), torch.zeros(4, 2), "reshape"),
         (Square(), torch.zeros(0, 2), torch.zeros(0, 2), "at least one"),
         (Square(), torch.zeros(()), torch.zeros(()), "at least one"),
-        (Square(), torch.zeros(2), torch.tensor([1.0, math.nan]), "repair"),
+        (Square(), torch.zeros(2), torch.tensor([1.0, math.nan]), "correct those"),
         (Square(), torch.zeros(2, dtype=torch.long), torch.zeros(2), "floats"),
         (Square(), torch.zeros(2), torch.zeros(2, device="meta"), "move"),
         (Logistic(), torch.zeros(2), torch.tensor([0, 1]), r"2 \* target - 1"),

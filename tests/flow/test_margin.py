@@ -1,4 +1,4 @@
-"""Flows under exponential tails: their parts against autograd, their ends against max margins, rates as slopes."""
+"""Margin flows: their parts against autograd, their limits against maximum margins, and their rates."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def discs(seeds: list[int], n: int) -> tuple[Tensor, Tensor]:
 @given(st.lists(st.floats(-30, 30), min_size=1, max_size=6))
 @settings(max_examples=40, deadline=None)
 def test_tail_is_the_loss(loss: Loss, values: list[float]) -> None:
-    """log R, its gradient and its curvature, against the loss itself and autograd."""
+    """log R, its gradient and its curvature equal those of the loss and autograd."""
     u, tail = torch.tensor(values, dtype=torch.float64), tail_of(loss)
     expected = loss(u, torch.ones_like(u)).log()
     torch.testing.assert_close(log_risk(tail, u), expected, rtol=1e-12, atol=1e-12)
@@ -52,7 +52,7 @@ def test_tail_is_the_loss(loss: Loss, values: list[float]) -> None:
 
 @pytest.mark.parametrize("loss", LOSSES, ids=lambda loss: type(loss).__name__)
 def test_nothing_underflows(loss: Loss) -> None:
-    """At margins of 10⁶ R is e^{-10⁶}; p is a soft-min's all the same."""
+    """At margins of 10⁶, where R is e^{-10⁶}, p is still the softmax of the negative margins."""
     u = 1e6 + torch.tensor([0.0, 1.0, 2.0], dtype=torch.float64)
     p = pressure(tail_of(loss), u)
     torch.testing.assert_close(p, torch.softmax(-torch.tensor([0.0, 1.0, 2.0], dtype=torch.float64), 0))
@@ -66,7 +66,7 @@ def test_nothing_underflows(loss: Loss) -> None:
 )
 def test_predictors_against_autograd(predictor: Predictor, w: Tensor) -> None:
     outputs, pull = predictor.linearise(w)
-    metric = 1 if isinstance(predictor, Linear) else len(w)  # mean-field time: m∇
+    metric = 1 if isinstance(predictor, Linear) else len(w)  # in mean-field time the gradient has the factor m
     jacobian = torch.func.jacrev(lambda v: predictor.linearise(v)[0])(w).flatten(1)
     q = normal(5, seed=2)
     torch.testing.assert_close(pull(q).flatten(), metric * q @ jacobian)
@@ -76,7 +76,7 @@ def test_predictors_against_autograd(predictor: Predictor, w: Tensor) -> None:
 
 
 def test_linear_flow_of_one_sample_is_known() -> None:
-    """w = τyx, and t' = 1/R = exp(τ‖x‖²) gives t = (exp(τ‖x‖²) - 1)/‖x‖²."""
+    """The solution is w = τyx, and t' = 1/R = exp(τ‖x‖²) gives t = (exp(τ‖x‖²) - 1)/‖x‖²."""
     x, y = torch.tensor([[0.6, 0.8]], dtype=torch.float64), torch.tensor([-1.0], dtype=torch.float64)
     times = torch.tensor([0.5, 5.0, 5e3], dtype=torch.float64)
     path = linear_margin_flow(x, y, times=times)
@@ -108,7 +108,7 @@ def test_linear_flow_is_the_limit_of_small_steps() -> None:
 
 @pytest.mark.parametrize("both", [False, True], ids=["linear", "both"])
 def test_ascent_is_the_plain_loop(both: bool) -> None:
-    """Against w itself, no scale taken out, by autograd."""
+    """The ascent equals a loop on the unscaled w with autograd."""
     x, y = normal(6, 3), torch.tensor([1.0, 1, 1, -1, -1, -1], dtype=torch.float64)
     predictor: Predictor = BothLayers(x) if both else Linear(x)
     start = normal(8, 4, seed=1) if both else torch.zeros(3, dtype=torch.float64)
@@ -132,7 +132,7 @@ def test_ascent_of_a_linear_classifier_finds_the_svm() -> None:
 
 
 def test_output_layer_goes_to_the_kernel_svm() -> None:
-    """F₂, for features that are many; the margin is never above."""
+    """With many features the margin converges to that of F₂, and never exceeds it."""
     x, y = discs([0, 1], 24)
     features = (x @ normal(300, 3, seed=5).T).relu() / 300**0.5
     flow = margin_flow(Linear(features), y, torch.zeros(2, 300).double(), tolerance=0.02)
@@ -143,7 +143,7 @@ def test_output_layer_goes_to_the_kernel_svm() -> None:
 
 
 def test_both_layers_go_to_the_variation_margin() -> None:
-    """F₁: the talk's theorem, in d = 3."""
+    """The margin converges to that of F₁, the theorem of the talk, in d = 3."""
     x, y = discs([0, 1], 16)
     flow = margin_flow(BothLayers(x), y, normal(2, 300, 4, seed=6), tolerance=0.05, settle=1000, steps=1000)
     for points, labels, margin in zip(x, y, flow.margin[-1], strict=True):
@@ -153,7 +153,7 @@ def test_both_layers_go_to_the_variation_margin() -> None:
 
 @pytest.mark.parametrize("loss", LOSSES, ids=lambda loss: type(loss).__name__)
 def test_implicit_flow_is_the_explicit_one(loss: Loss) -> None:
-    """At the same ‖w‖: the way does not depend on the integrator, up to the implicit steps' own length."""
+    """At equal ‖w‖ both paths agree, up to the length of the implicit steps."""
     x, y = separable(2)
     flow = margin_flow(Linear(x), y, torch.zeros(2).double(), loss=loss, tolerance=0.05)
     path = linear_margin_flow(x, y, times=torch.logspace(-1, 4, 400, dtype=torch.float64), loss=loss)
@@ -185,7 +185,7 @@ def test_doors() -> None:
         margin_flow(Linear(x), (y + 1) / 2, start)
     with pytest.raises(InputError, match="NaN"):
         soft_min_ascent(Linear(x), y, start * math.nan, steps=3)
-    with pytest.raises(InputError, match="increase"):
+    with pytest.raises(InputError, match="increasing"):
         linear_margin_flow(x, y, times=torch.tensor([2.0, 1.0]))
     with pytest.raises(InputError, match="positive tolerance"):
         margin_flow(Linear(x), y, start, tolerance=0.0)

@@ -1,4 +1,4 @@
-"""κ and its factors against known answers, dense tensors and the laws of section 1.2."""
+"""The inverse relative scale κ and its factors against known values, dense tensors and the laws of section 1.2."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def as_model(net: TwoLayer) -> Model:
 
 
 def dense_norm(form: SecondDerivative, seed: int = 1) -> float:
-    """The reference: the whole tensor of second derivatives, ascended from 64 other starts."""
+    """The reference: gradient ascent on the dense tensor of second derivatives, from 64 other starts."""
     return bilinear_norm(form.to_dense(), starts=64, seed=seed).value
 
 
@@ -52,7 +52,7 @@ def test_linear_maps_have_no_curvature(seed: int) -> None:
 @given(SEEDS, st.integers(1, 7))
 @settings(max_examples=15, deadline=None)
 def test_quadratic_forms(seed: int, p: int) -> None:
-    """h(w) = ½wᵀAw on one point: ‖D²h‖ = max|λ(A)|, ‖Dh‖ = |Aw₀|."""
+    """For h(w) = ½wᵀAw on one point, ‖D²h‖ = max|λ(A)| and ‖Dh‖ = |Aw₀|."""
     form = draw(seed, p, p)
     form = form + form.T
     start = draw(seed + 1, p)
@@ -67,7 +67,7 @@ def test_quadratic_forms(seed: int, p: int) -> None:
 @given(SEEDS, st.integers(1, 5))
 @settings(max_examples=15, deadline=None)
 def test_products(seed: int, d: int) -> None:
-    """h(a, b) = a(b·x) on points x: D²h(u, u) = 2u_a(u_b·x), of norm λ_max(C)^½ with C = (1/n) Σ xxᵀ."""
+    """For h(a, b) = a(b·x), D²h(u, u) = 2u_a(u_b·x) has the norm λ_max(C)^½ with C = (1/n) Σ xxᵀ."""
     x, a, b = draw(seed, 8, d), draw(seed + 1, 1), draw(seed + 2, d)
     model = Model(lambda w, x: w["a"] * (x @ w["b"]), {"a": a, "b": b})
     found = relative_scale(model, x, torch.zeros(8, dtype=torch.float64))
@@ -106,7 +106,7 @@ def test_products_agree_with_the_dense_twin(seed: int) -> None:
 
 
 def test_large_models_are_searched_matrix_free() -> None:
-    """Above the size of dense tensors; the reference ascends from the other's end."""
+    """Above the size of dense tensors, the norm is that of the second derivative in the direction found."""
     torch.manual_seed(0)
     net = nn.Sequential(nn.Linear(8, 40), nn.Tanh(), nn.Linear(40, 30), nn.Tanh(), nn.Linear(30, 3)).double()
     x = draw(0, 30, 8)
@@ -147,8 +147,8 @@ def test_relu_says_what_it_means() -> None:
 @given(SEEDS, st.floats(0.01, 100))
 @settings(max_examples=20, deadline=None)
 def test_laws_of_scaling(seed: int, factor: float) -> None:
-    """The methods of the result against the models that they speak of."""
-    net = TwoLayer.gaussian(4, 2, [seed], activation=torch.square)[0].to(torch.float64)  # a(b·x)²: 3-homogeneous
+    """The methods of the result agree with the models that they describe."""
+    net = TwoLayer.gaussian(4, 2, [seed], activation=torch.square)[0].to(torch.float64)  # a(b·x)² is 3-homogeneous
     x, y = draw(seed, 5, 2), draw(seed + 1, 5)
     found = relative_scale(net, x, y)
     model = Model(lambda w, x: factor * (torch.square(x @ w["b"].mT) @ w["a"]), net.params)
@@ -159,7 +159,7 @@ def test_laws_of_scaling(seed: int, factor: float) -> None:
 
 
 def test_widening_is_the_leading_order() -> None:
-    """From m = 200 to 3200 neurons under 1/√m: the prediction against the median of new nets."""
+    """The prediction from m = 200 to 3200 neurons, with the scaling 1/√m, equals the median of new networks."""
     x, y = nn.functional.normalize(draw(0, 20, 5), dim=1), draw(1, 20)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", KinkWarning)
@@ -187,7 +187,7 @@ def test_doors() -> None:
         relative_scale(net, x, torch.tensor([0, 1, 2, 0]))
     with pytest.raises(ModelError, match="choose one"):
         relative_scale(TwoLayer.gaussian(3, 2, [0, 1]), torch.ones(4, 2), torch.zeros(4))
-    with pytest.raises(ModelError, match="start elsewhere"):
+    with pytest.raises(ModelError, match="another initialisation"):
         relative_scale(Model(lambda w, x: w["w"] ** 2 * x, {"w": torch.zeros(1)}), torch.ones(2), torch.ones(2))
     with pytest.raises(ScaleError, match="positive"):
         relative_scale(net, x, torch.zeros(4, 2)).scaled(math.inf)
@@ -199,7 +199,7 @@ def test_public_name() -> None:
 
 
 def tagger() -> tuple[Model, Tensor, Tensor]:
-    """Three sequences of four positions with five classes each, padded; of the last one nothing is left."""
+    """Three padded sequences of four positions with five classes. All positions of the last one are ignored."""
     model = Model(lambda w, x: torch.tanh(x @ w["a"]) @ w["b"], {"a": draw(0, 3, 2), "b": draw(1, 2, 5)})
     target = torch.tensor([[1, 0, 4, 2], [3, 3, -100, -100], [-100] * 4])
     return model, draw(2, 3, 4, 3), target
