@@ -122,10 +122,10 @@ def reproduce(
         typer.Argument(help="Names of figures (default: all), or package.module:NAME for your own experiments."),
     ] = None,
     scale: Annotated[Scale, typer.Option(help="Size in the source (paper), or reduced size (quick).")] = Scale.quick,
-    device: Annotated[Device, typer.Option(help="auto takes the GPU where there is one.")] = Device.auto,
+    device: Annotated[Device, typer.Option(help="Device; auto selects the GPU if there is one.")] = Device.auto,
     workers: Annotated[int, typer.Option(min=1, max=4096, help="Number of worker processes.")] = 1,
     dask: Annotated[str | None, typer.Option(help="Address of a Dask scheduler: tcp://host:port.")] = None,
-    data_dir: Annotated[Path | None, typer.Option(help=f"The folder with cifar10 in it (or set {VARIABLE}).")] = None,
+    data_dir: Annotated[Path | None, typer.Option(help=f"Folder that contains cifar10 (or set {VARIABLE}).")] = None,
     out: Out = Path("results"),
 ) -> None:
     """Run the trials of figures, draw them and check their claims. Stored trials are not run again."""
@@ -180,8 +180,8 @@ def inspect_model(
     seed: Annotated[
         int, typer.Option(min=0, max=2**63 - 1, help="Random seed for the factory, the points and the searches.")
     ] = 0,
-    device: Annotated[Device, typer.Option(help="auto takes the GPU where there is one.")] = Device.auto,
-    data_dir: Annotated[Path | None, typer.Option(help=f"The folder with cifar10 in it (or set {VARIABLE}).")] = None,
+    device: Annotated[Device, typer.Option(help="Device; auto selects the GPU if there is one.")] = Device.auto,
+    data_dir: Annotated[Path | None, typer.Option(help=f"Folder that contains cifar10 (or set {VARIABLE}).")] = None,
 ) -> None:
     """Report whether your model trains lazily on your data, why, and what would change that, as one HTML file."""
     if not 0 < seconds <= LARGEST_TIME:
