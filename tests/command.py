@@ -23,11 +23,11 @@ Command = Callable[..., Done]
 
 
 def command_in(folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Command:
-    """`lazyscope …` as typed in this folder, whose modules it then sees."""
+    """Run `lazyscope …` in this folder, from which it can import modules."""
     monkeypatch.chdir(folder)
     monkeypatch.syspath_prepend(str(folder))
     monkeypatch.setenv("COLUMNS", "200")
-    monkeypatch.setattr(warnings, "showwarning", warnings.showwarning)  # the command sets its own
+    monkeypatch.setattr(warnings, "showwarning", warnings.showwarning)  # the command replaces it
 
     def run(*arguments: str) -> Done:
         monkeypatch.setattr(sys, "argv", ["lazyscope", *arguments])

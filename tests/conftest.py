@@ -1,12 +1,12 @@
-"""Every test runs with shapes and types checked, on one torch thread."""
+"""Configuration: every test checks shapes and types at run time, and uses one torch thread."""
 
 from __future__ import annotations
 
 from jaxtyping import install_import_hook
 
-# Before any test imports lazyscope: modules imported earlier would go unchecked.
+# This must run before any test imports lazyscope, as modules imported earlier would not be checked.
 hook = install_import_hook("lazyscope", "beartype.beartype")
 
 import torch  # noqa: E402
 
-torch.set_num_threads(1)  # the test processes share the cores
+torch.set_num_threads(1)  # test processes share the cores

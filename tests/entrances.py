@@ -1,4 +1,4 @@
-"""Every public computation on two small models, each as the numbers that it gives."""
+"""Every public computation on two small models, as functions that return the resulting numbers."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ Numbers: TypeAlias = dict[str, Tensor]
 
 @dataclass(frozen=True)
 class Data:
-    """A net with three points and their targets."""
+    """A network with three points and their targets."""
 
     net: nn.Module
     x: Tensor
@@ -31,7 +31,7 @@ class Data:
 
 
 class Encoder(nn.Module):
-    """Attention, layer-norm and GELU: one layer on sequences of two tokens."""
+    """One layer with attention, layer norm and GELU, on sequences of two tokens."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -44,7 +44,7 @@ class Encoder(nn.Module):
 
 
 def _drawn(net: nn.Module, *shape: int, dtype: torch.dtype) -> Data:
-    """Weights and data of fixed values, whatever torch's global generator and defaults are."""
+    """Create weights and data with fixed values, independent of the global generator and defaults of torch."""
     random = torch.Generator().manual_seed(0)
 
     def draw(*size: int) -> Tensor:
@@ -58,16 +58,16 @@ def _drawn(net: nn.Module, *shape: int, dtype: torch.dtype) -> Data:
 
 
 def mlp(dtype: torch.dtype = torch.float64) -> Data:
-    """A net of one hidden layer."""
+    """A network with one hidden layer."""
     return _drawn(nn.Sequential(nn.Linear(2, 5), nn.Tanh(), nn.Linear(5, 1)), 2, dtype=dtype)
 
 
 def encoder(dtype: torch.dtype = torch.float64) -> Data:
-    """A transformer's encoder."""
+    """A transformer encoder."""
     return _drawn(Encoder(), 2, 4, dtype=dtype)
 
 
-# ── one function for each entrance ─────────────────────────────────────────────────────────────────────────────────
+# ── one function per computation ───────────────────────────────────────────────────────────────────────────────────
 def scaled(d: Data) -> Numbers:
     lazy = ls.Scaled(d.net, 10.0)
     for v in lazy.parameters():
@@ -150,7 +150,7 @@ def inspection(d: Data) -> Numbers:
 
 
 class Bend(Constants):
-    """A second derivative that is at most 5 everywhere, which costs nothing to find."""
+    """A second derivative of norm at most 5 everywhere, without a search."""
 
     kind = "estimate"
 
@@ -215,12 +215,12 @@ ENTRANCES: Mapping[str, Callable[[Data], Numbers]] = {
 
 
 def numbers(**found: float) -> Numbers:
-    """Python's numbers as tensors."""
+    """Convert Python numbers to tensors."""
     return {name: torch.tensor(value, dtype=torch.float64, device="cpu") for name, value in found.items()}
 
 
 def listed(values: Sequence[float]) -> Tensor:
-    """Python's numbers as one tensor."""
+    """Convert Python numbers to one tensor."""
     return torch.tensor(values, dtype=torch.float64, device="cpu")
 
 

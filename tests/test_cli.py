@@ -1,4 +1,4 @@
-"""The commands: what they print, and what they exit with."""
+"""The output and the exit codes of the commands."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ BESIDE_TOY = Path(__file__).parent / "lab"
 
 @pytest.fixture
 def lazyscope(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Command:
-    """In toy.py's folder."""
+    """The command in the folder of toy.py."""
     return command_in(BESIDE_TOY, monkeypatch, capsys)
 
 
@@ -96,7 +96,7 @@ DOUBTFUL = dataclasses.replace(
         (("FIGURE",), 70, 1),
         (("CLAIMS", "DOUBTFUL"), 70, 2),
         (("NEEDY",), 2, 1),
-        (("NEEDY", "FIGURE"), 70, 1),  # a crash is worse than a refusal
+        (("NEEDY", "FIGURE"), 70, 1),  # the exit code of a crash takes precedence over that of a refusal
     ],
 )
 def test_failures_stay_where_they_happen(
@@ -151,7 +151,7 @@ def test_the_help_says_what_the_exit_codes_mean(lazyscope: Command) -> None:
 def test_a_closed_pipe_ends_the_command_without_a_word(lazyscope: Command, monkeypatch: pytest.MonkeyPatch) -> None:
     reader, writer = os.pipe()
     os.close(reader)
-    monkeypatch.setattr(cli.console, "quiet", False)  # it ends quiet
+    monkeypatch.setattr(cli.console, "quiet", False)  # the command sets it to True
     with os.fdopen(writer, "w") as nobody:
         monkeypatch.setattr(sys, "stdout", nobody)
         done = lazyscope("list")
@@ -235,7 +235,7 @@ def test_a_slip_in_the_name_finds_the_closest(name: str) -> None:
 
 
 def test_the_command_starts_without_the_compiler() -> None:
-    """Importing it takes longer than everything else together, and only traced and compiled models need it."""
+    """Its import takes longer than all others together, and only traced and compiled models need it."""
     script = "import sys, lazyscope.cli; print('torch' in sys.modules, 'torch._dynamo' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     assert done.stdout.split() == ["True", "False"]

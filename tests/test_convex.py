@@ -1,4 +1,4 @@
-"""Descent on the lecture's functions equals the exact answers; the statements about it hold for all numbers."""
+"""Descent on the functions of the lecture equals the exact iterates, and the statements of the lecture hold."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def numbers(*values: float) -> Tensor:
 
 
 def far_from_integers(ratio: float) -> bool:
-    """Rounding decides where |w| lands when the distance is a whole number of steps."""
+    """Exclude distances that are a whole number of steps, for which rounding decides the sign of w."""
     return abs(ratio - round(ratio)) > 1e-6
 
 
@@ -96,14 +96,14 @@ def test_absolute_value_reaches_the_accuracy_and_oscillates(
     value = descent.value[:, 0]
     assert float(descent.error.max()) < 1e-9
     assert bool((value[math.ceil(time) :] <= accuracy).all())
-    assert bool((value[: math.floor(time)] > accuracy).all()), "no earlier than the last whole step before T"
+    assert bool((value[: math.floor(time)] > accuracy).all()), "not before the last whole step before T"
     assert float(value[-2:].sum()) == pytest.approx(accuracy, rel=1e-9)
 
 
 @brief
 @given(slope=positive, accuracy=st.floats(0.05, 2), start=number)
 def test_printed_step_misses_the_accuracy(slope: float, accuracy: float, start: float) -> None:
-    """Erratum: η = G/ε; wherever G³ > 2ε² one of two steps in a row is worse than ε, for ever."""
+    """With the printed step size η = G/ε (erratum), one of two consecutive steps is worse than ε if G³ > 2ε²."""
     assume(slope**3 > 2.001 * accuracy**2)
     assume(far_from_integers(abs(start) * accuracy / slope**2))
     times = torch.arange(math.ceil(abs(start) * accuracy / slope**2) + 20)
@@ -138,17 +138,17 @@ def test_huber_is_linear_then_geometric(start: float, lr: float) -> None:
 @given(start=number, lr=st.floats(2.1, 6))
 def test_huber_never_diverges(start: float, lr: float) -> None:
     assume(abs(start) > 0.01)
-    assume(far_from_integers(start / lr))  # else it may land on the minimum and stay
+    assume(far_from_integers(start / lr))  # otherwise an iterate may be exactly at the minimum and stay there
     descent = convex.huber(start).descend(numbers(lr), torch.arange(250))
     distance = descent.distance[:, 0]
     assert bool((distance <= max(abs(start), lr) + 1e-12).all())
     assert float(distance[-1] + distance[-2]) == pytest.approx(lr, rel=1e-9)
-    assert bool(descent.error.isnan().all()), "no formula is claimed there"
+    assert bool(descent.error.isnan().all()), "no formula is known in this case"
 
 
 @each_problem
 def test_what_a_problem_says_of_itself(name: str) -> None:
-    """Minimum 0 on a fixed set; F convex, between its growth and its smoothness."""
+    """F has minimum 0, is convex, and is bounded by its growth and its smoothness."""
     problem = problem_of(name)
     random = torch.Generator().manual_seed(0)
     w, u = 3 * torch.randn(2, 200, len(problem.start), dtype=torch.float64, generator=random)
@@ -185,7 +185,7 @@ def test_exercises() -> None:
 def test_least_squares_moves_in_the_image_to_the_closest_minimiser(n: int, extra: int, seed: int) -> None:
     random = torch.Generator().manual_seed(seed)
     features = torch.linalg.qr(torch.randn(n + extra, n, dtype=torch.float64, generator=random)).Q
-    features = features * torch.linspace(0.5, 1, n).double()  # well conditioned, so that 150 steps converge
+    features = features * torch.linspace(0.5, 1, n).double()  # well conditioned, so that descent converges in 150 steps
     targets = torch.randn(n, dtype=torch.float64, generator=random)
     start = torch.randn(n + extra, dtype=torch.float64, generator=random)
     problem = convex.least_squares(features, targets, start)
@@ -198,7 +198,7 @@ def test_least_squares_moves_in_the_image_to_the_closest_minimiser(n: int, extra
 
 
 def test_least_squares_is_the_linear_model_under_the_general_descent() -> None:
-    """The same descent from `Model` and `Square`: one mathematics, two roads."""
+    """`gradient_descent` with `Model` and `Square` gives the same iterates."""
     problem = convex.gaussian_least_squares(p=8, n=3)
     features, targets, start = convex.gaussian_data(p=8, n=3)
     lr = 1 / problem.smoothness

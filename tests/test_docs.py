@@ -34,7 +34,7 @@ def blocks(page: Path) -> list[str]:
 def test_python_of_the_page_runs(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     names: dict[str, object] = {"__name__": page.stem}
-    for block in blocks(page):  # in one namespace: a page is read from the top
+    for block in blocks(page):  # all code of a page shares one namespace
         exec(compile(block, str(page), "exec"), names)
 
 
@@ -44,7 +44,7 @@ def test_links_of_the_readme_lead_somewhere() -> None:
     assert [link for link in local if not (ROOT / link).exists()] == []
 
 
-@pytest.fixture(scope="module")  # the tests that use it are one group, so that it is built once
+@pytest.fixture(scope="module")  # the tests that use the site form one group, so that it is built once
 def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Build the site, which runs every tutorial and fails if one of them fails."""
     folder = tmp_path_factory.mktemp("site")
@@ -81,7 +81,7 @@ def test_every_public_name_is_documented(site: Path) -> None:
         thing = getattr(room, name)
         if isinstance(thing, ModuleType):
             return any(entry.startswith(f"{thing.__name__}.") for entry in known)
-        home = getattr(thing, "__module__", "")  # a type alias has no module: any path in its package counts
+        home = getattr(thing, "__module__", "")  # a type alias has no module, so any path in its package counts
         room_of = re.compile(rf"{re.escape(room.__name__)}\.(\w+\.)*{name}")
         return f"{home}.{name}" in known or any(room_of.fullmatch(entry) for entry in known)
 

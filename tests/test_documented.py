@@ -1,4 +1,4 @@
-"""Every public callable documents its arguments: that of `lazyscope`, and those that the packages behind it export."""
+"""Every callable that `lazyscope` or one of its packages exports documents its arguments."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _OWN = ("__call__", "__init__")
 
 
 def packages() -> Iterator[str]:
-    """The package, and every package and module of it that says what it exports."""
+    """Yield the names of all packages and modules that define `__all__`."""
     for path in sorted((ROOT / "src/lazyscope").rglob("*.py")):
         name = ".".join(path.relative_to(ROOT / "src").with_suffix("").parts).removesuffix(".__init__")
         if not name.endswith("__main__") and "__all__" in path.read_text():
@@ -24,7 +24,7 @@ def packages() -> Iterator[str]:
 
 
 def exported(package: str) -> Iterator[griffe.Function | griffe.Class]:
-    """The functions and classes that a package exports."""
+    """Yield the functions and classes that a package exports."""
     module = importlib.import_module(package)
     for name in module.__all__:
         found = PACKAGE[f"{package}.{name}".removeprefix("lazyscope.")]
@@ -34,7 +34,7 @@ def exported(package: str) -> Iterator[griffe.Function | griffe.Class]:
 
 
 def undocumented(target: griffe.Function | griffe.Class) -> Iterator[str]:
-    """What is missing: a docstring, or the description of a parameter, of a target or of its public methods."""
+    """Yield the missing docstrings and parameter descriptions of a target and of its public methods."""
     if isinstance(target, griffe.Function):
         yield from _of_function(target, _described(target))
         return
@@ -67,7 +67,7 @@ def _of_function(function: griffe.Function, described: set[str], docstring: bool
 
 
 def _inherited(function: griffe.Function) -> list[set[str]]:
-    """The names that the bases of a method's class document."""
+    """Return the names that the base classes of a method's class document."""
     owner = function.parent
     bases = owner.mro() if isinstance(owner, griffe.Class) else []
     return [{name for name, member in base.members.items() if member.docstring is not None} for base in bases]

@@ -1,4 +1,4 @@
-"""Every experiment there is runs at quick scale; its claims hold, can fail, and its figure is drawn."""
+"""Every experiment runs at quick scale, its claims hold and can fail, and its figure is drawn."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def test_quick_run(experiment: Experiment, tmp_path: Path) -> None:
 
 
 def _holding_on_nan(experiment: Experiment, trials: Trials) -> list[str]:
-    """The claims that still hold when every measured float is NaN; a claim may also raise on it."""
+    """Return the claims that still hold if every measured float is NaN. A claim may also raise an error."""
     spoilt = Trials(Trial(trial.params, _spoil(trial.result)) for trial in trials)
     try:
         with np.errstate(all="ignore"):

@@ -1,4 +1,4 @@
-"""The house stands: imports go down, never sideways or round; files stay short; public names explained."""
+"""The structure of the package: imports point to lower layers, files are short, public names have docstrings."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ SOURCE = Path(lazyscope.__file__).parent
 LONGEST = 350
 
 FLOORS = (
-    {"_typing", "errors"},  # of the ground floor, but beneath linalg, which raises errors as all rooms do
+    {"_typing", "errors"},  # below linalg, as every layer raises errors
     {"ambient", "memory", "notices", "progress"},
     {"linalg", "stream", "labels"},
     {"model", "loss", "data"},
@@ -27,19 +27,19 @@ FLOORS = (
     {"experiments", "inspect"},
     {"cli", "app"},
 )
-"""From the ground up. A new room gets its floor here, and only here."""
+"""The layers from the lowest to the highest. A new package must be added to one of them."""
 
 REFUSED = {"utils", "util", "helpers", "helper", "common", "misc"}
 
 
 def modules(package: Path) -> dict[str, Path]:
-    """Every module of the package by its full name."""
+    """Return every module of the package by its full name."""
     files = {path.relative_to(package.parent).with_suffix(""): path for path in package.rglob("*.py")}
     return {".".join(p for p in name.parts if p != "__init__"): path for name, path in files.items()}
 
 
 def imports(path: Path, known: set[str]) -> Iterator[str]:
-    """The known modules that a file imports, anywhere in it; `from m import n` is m.n if that is a module."""
+    """Yield the known modules that a file imports anywhere. `from m import n` imports m.n if that is a module."""
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names if alias.name in known)
@@ -49,7 +49,7 @@ def imports(path: Path, known: set[str]) -> Iterator[str]:
 
 
 def floor(module: str) -> int:
-    """The floor of a module's room; the front door, `__init__`, is above all."""
+    """Return the layer of a module, or -1 if it has none. The top-level `__init__` is above all layers."""
     room = module.split(".")[1] if "." in module else None
     if room is None:
         return len(FLOORS)
@@ -57,7 +57,7 @@ def floor(module: str) -> int:
 
 
 def violations(package: Path) -> list[str]:
-    """Everything that breaks a rule, in words."""
+    """Return a description of every violation."""
     files = modules(package)
     graph = {name: sorted(set(imports(path, set(files)))) for name, path in files.items()}
     return [*_floors(graph), *_cycles(graph), *_names(files), *_lengths(files)]

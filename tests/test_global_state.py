@@ -1,4 +1,4 @@
-"""Torch's global state neither changes the numbers nor is changed by computing them, also after an error."""
+"""Results do not depend on the global state of torch, and no computation changes it, even after an error."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ SLOW = os.environ.get("LAZYSCOPE_SLOW") == "1"
 
 
 def state() -> dict[str, Any]:
-    """All that lazyscope might change."""
+    """Return the global state that lazyscope might change."""
     return {
         "device": torch.get_default_device(),
         "dtype": torch.get_default_dtype(),
@@ -65,10 +65,10 @@ SETTINGS: dict[str, Callable[[], AbstractContextManager[Any]]] = {
 }
 
 MODULES = {"scaled", "linearised"}
-"""They are modules, trained and evaluated as torch is told to."""
+"""Modules, which follow the settings of torch in training and evaluation."""
 
 ENCODED = {"scaled", "kernel"} | ({"relative_scale", "gradient_flow", "monitor"} if SLOW else set())
-"""Entrances that are also tried on the encoder."""
+"""The computations that are also tested on the encoder."""
 
 
 @contextmanager
@@ -80,7 +80,7 @@ def several(names: Iterable[str]) -> Iterator[None]:
 
 
 def settings_of(name: str) -> list[list[str]]:
-    """The settings under which an entrance is tried: all at once, and with LAZYSCOPE_SLOW=1 one by one as well."""
+    """Return the settings to test: all together, and with LAZYSCOPE_SLOW=1 also one at a time."""
     kept = [
         s for s in SETTINGS if not (name in MODULES and s == "autocast") and not (name == "scaled" and s == "no_grad")
     ]
@@ -147,7 +147,7 @@ def test_what_was_made_in_inference_mode_is_studied_outside_of_it() -> None:
 
 
 class Failing(nn.Module):
-    """Raises at its third call, in the middle of a computation."""
+    """A module that raises an error at its third call, in the middle of a computation."""
 
     def __init__(self, net: nn.Module) -> None:
         super().__init__()
@@ -172,7 +172,7 @@ def test_global_state_is_put_back_after_an_error(name: str) -> None:
 
 
 def test_transformers_leave_the_fast_path_as_it_was() -> None:
-    """Also where the forward itself fails, in the middle of the plain kernels."""
+    """The setting is also restored if the forward fails while the fast path is disabled."""
     data = encoder()
     before = state()
     with pytest.raises(LazyscopeError):
@@ -200,7 +200,7 @@ FACTORIES = set(
     "room", ["linalg", "model", "flow", "tangent", "theory", "diagnose", "inspect", "problem", "data"]
 )
 def test_every_new_tensor_names_its_device(room: str) -> None:
-    """Else it would be where `torch.set_default_device` says, and not where the tensors are that it meets."""
+    """Without `device`, a tensor would be on the device of `torch.set_default_device`, not on that of its data."""
     nameless = [
         f"{path.relative_to(SOURCE)}:{node.lineno}"
         for path in sorted((SOURCE / room).rglob("*.py"))
@@ -211,6 +211,4 @@ def test_every_new_tensor_names_its_device(room: str) -> None:
         and (node.func.value.id, node.func.attr in FACTORIES) == ("torch", True)
         and not any(keyword.arg == "device" for keyword in node.keywords)
     ]
-    assert nameless == [
-        line for line in nameless if "increment/rewrite.py" in line
-    ]  # inside of a trace, as the forward
+    assert nameless == [line for line in nameless if "increment/rewrite.py" in line]  # inside a trace, like the forward

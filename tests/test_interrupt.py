@@ -55,7 +55,7 @@ def test_long_computations_stop_within_two_seconds() -> None:
         assert child.stdout is not None
         ended: dict[str, tuple[str, float]] = {}
         for name in child.stdout:
-            time.sleep(0.8)  # so that it is at work
+            time.sleep(0.8)  # let the computation start
             sent = time.perf_counter()
             child.send_signal(signal.SIGINT)
             ended[name.strip()] = (child.stdout.readline().strip(), time.perf_counter() - sent)

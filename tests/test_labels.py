@@ -1,4 +1,4 @@
-"""Targets as users have them, and positions that are ignored."""
+"""Targets in various forms, and ignored positions."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def outputs(*shape: int, seed: int = 0) -> Tensor:
 
 
 def sequences() -> tuple[Tensor, Tensor]:
-    """Three sequences of four positions, padded; of the last one nothing is left."""
+    """Three padded sequences of four positions. All positions of the last one are ignored."""
     y = outputs(3, 4, 5)
     target = torch.tensor([[1, 0, 4, 2], [3, 3, IGNORED, IGNORED], [IGNORED] * 4])
     return y, target
@@ -42,7 +42,7 @@ def test_arrays_and_lists_are_as_tensors(loss: Loss, target: list[Any]) -> None:
     y, tensor = outputs(3, 2), torch.tensor(target)
     expected = loss(y, tensor if not tensor.is_floating_point() else tensor.double())
     array = np.array(target)
-    array.flags.writeable = False  # as arrays from files are
+    array.flags.writeable = False  # like arrays from files
     for given in (target, array, list(tensor), array.astype(np.float32) if array.dtype.kind == "f" else array):
         assert float(loss(y, given)) == float(expected)
     assert loss(y.float(), array).dtype == torch.float32
@@ -77,7 +77,7 @@ def test_ignored_samples_are_those_of_torch() -> None:
     y, target = outputs(7, 5), torch.tensor([1, IGNORED, 0, 4, IGNORED, 2, 3])
     loss = CrossEntropy(ignore_index=IGNORED)
     torch.testing.assert_close(loss(y, target), F.cross_entropy(y, target, ignore_index=IGNORED), rtol=1e-14, atol=0)
-    inside = target.where(target != IGNORED, 3)  # any class may be the ignored one
+    inside = target.where(target != IGNORED, 3)  # any class may be ignored
     torch.testing.assert_close(CrossEntropy(ignore_index=3)(y, inside), F.cross_entropy(y, inside, ignore_index=3))
 
 
@@ -86,7 +86,7 @@ def test_ignored_positions_add_nothing() -> None:
     loss = CrossEntropy(ignore_index=IGNORED)
     kept = target != IGNORED
     mean = F.cross_entropy(y.flatten(0, 1), target.flatten(), ignore_index=IGNORED)
-    torch.testing.assert_close(loss(y, target), mean * int(kept.sum()) / 2)  # two sequences are left
+    torch.testing.assert_close(loss(y, target), mean * int(kept.sum()) / 2)  # two sequences remain
     gradient = loss.gradient(y, target)
     assert not bool(gradient[~kept].any())
     leaf = y.clone().requires_grad_()

@@ -1,4 +1,4 @@
-"""Memory as users write it, and results that would not fit."""
+"""Memory sizes in the forms that users write, and results that would not fit."""
 
 from __future__ import annotations
 

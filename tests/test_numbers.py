@@ -1,4 +1,4 @@
-"""Numbers that are not finite are refused with a remedy, and half precision does not lose the steps of a flow."""
+"""Values that are not finite are refused with a remedy, and flows in half precision remain accurate."""
 
 from __future__ import annotations
 
@@ -143,7 +143,7 @@ def test_flows_of_half_precision_are_those_of_float64(dtype: torch.dtype) -> Non
     assert next(net.parameters()).dtype == dtype
 
 
-# ── what a trace does not see ──────────────────────────────────────────────────────────────────────────────────────
+# ── limits of tracing ──────────────────────────────────────────────────────────────────────────────────────────────
 FACTOR = 1.0
 
 
@@ -152,7 +152,7 @@ def times_factor(w: Mapping[str, Tensor], x: Tensor) -> Tensor:
 
 
 def test_a_trace_keeps_what_it_took_from_elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As the documentation of `Model` says: after a global variable has changed, a new model is needed."""
+    """After a global variable has changed, a new model is needed, as the documentation of `Model` states."""
     model = ls.Model(times_factor, {"w": torch.ones(1)})
     x = torch.ones(2, 1)
     assert float(ls.tangent_kernel(model, x)[0, 1]) == 1

@@ -1,4 +1,4 @@
-"""The line with the time left, seen through a pseudo-terminal."""
+"""The progress line with the remaining time, read through a pseudo-terminal."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ Screen = Callable[[], str]
 
 @pytest.fixture
 def screen(monkeypatch: pytest.MonkeyPatch) -> Iterator[Screen]:
-    """Bars appear at once on a stderr that is a terminal; the first call makes it so, the second reads the screen.
+    """Show bars without delay on a terminal. The first call replaces stderr by one, and the second reads the screen.
 
-    (Between a fixture and its test, pytest puts its own stderr back.)
+    The fixture cannot replace stderr, as pytest restores it before the test.
     """
     master, slave = pty.openpty()
     monkeypatch.setattr(progress, "DELAY", 0.01)
@@ -66,7 +66,7 @@ def test_a_line_with_percentage_and_time_left_which_is_cleared(screen: Screen) -
     assert " 25%" in text
     assert " left" in text
     assert text.endswith("\x1b[2K")  # the line is erased
-    assert text.count("\x1b[?25l") == text.count("\x1b[?25h") == 1  # and the cursor is back
+    assert text.count("\x1b[?25l") == text.count("\x1b[?25h") == 1  # and the cursor is at the start
 
 
 def test_nothing_in_the_first_seconds(screen: Screen, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -150,5 +150,5 @@ def test_a_bar_costs_next_to_nothing() -> None:
         began = time.perf_counter()
         for _ in range(10**4):
             bar.advance()
-        assert time.perf_counter() - began < 1  # 0.1 μs each; most of it is the tests' own check of types
+        assert time.perf_counter() - began < 1  # 0.1 μs each, mostly the run-time type checks of the tests
     assert bar.done == 10**4

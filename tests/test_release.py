@@ -1,7 +1,7 @@
-"""The release: a wheel and a source archive that can be uploaded, and that work where only what they declare exists.
+"""The release: a wheel and a source archive that can be uploaded, and that work with only their declared requirements.
 
-An environment with torch takes minutes to download. Here each environment is a new one outside the checkout, with the
-wheel installed by pip, and with links to exactly those installed packages that the wheel's metadata asks for.
+Downloading an environment with torch takes minutes. Instead, each test creates an environment outside the checkout,
+installs the wheel with pip, and links exactly those installed packages that the metadata of the wheel requires.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ for extra, use in {"inspect": lambda: report.save("report.html"), "data": digits
 
 
 def run(*command: object, cwd: Path, code: int = 0) -> str:
-    """The output of a command that must end with an exit code."""
+    """Run a command, check its exit code, and return its output."""
     done = subprocess.run([str(part) for part in command], cwd=cwd, capture_output=True, text=True, check=False)
     assert done.returncode == code, f"{done.stdout}\n{done.stderr}"
     return done.stdout + done.stderr
@@ -85,7 +85,7 @@ def wheel(built: Path) -> Path:
 
 
 def needed(requirements: list[str], extras: frozenset[str], found: dict[str, Distribution]) -> None:
-    """Add the installed distributions behind some requirements, and behind theirs."""
+    """Add the installed distributions of some requirements, and of their requirements."""
     for text in requirements:
         requirement = Requirement(text)
         applies = requirement.marker is None or any(
@@ -98,7 +98,7 @@ def needed(requirements: list[str], extras: frozenset[str], found: dict[str, Dis
 
 
 def environment(folder: Path, built: Path, extra: str) -> Path:
-    """A new environment with the wheel and what it declares; its `bin`."""
+    """Create an environment with the wheel and its declared requirements, and return its `bin` folder."""
     venv.create(folder / "env", with_pip=False)
     python = folder / "env/bin/python"
     pip = [sys.executable, "-m", "pip", "--python", python, "install", "--no-deps", "--no-index", "--quiet"]
@@ -108,7 +108,7 @@ def environment(folder: Path, built: Path, extra: str) -> Path:
     found: dict[str, Distribution] = {}
     wanted = metadata.requires or []
     extras = {extra}
-    while True:  # extras that contain others: lazyscope[lab] asks for lazyscope[inspect,data]
+    while True:  # extras that contain others: lazyscope[lab] requires lazyscope[inspect,data]
         inner = {
             each
             for text in wanted

@@ -1,4 +1,4 @@
-"""Parts of a seed are independent, whatever torch's CPU generator reads of it."""
+"""Parts of a seed are independent, although torch's CPU generator reads only some of its bits."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def test_the_parts_of_a_seed_and_the_plain_seed_are_told_apart(seed: int) -> Non
 
 
 def test_torch_reads_32_bits_of_a_seed() -> None:
-    """Why offsets of 2³² and more do not make another stream; should this fail, `stream` can be simpler."""
+    """Offsets of 2³² and more do not give a new stream. If this test fails, `stream` can be simplified."""
     near, far = (torch.rand(3, generator=torch.Generator().manual_seed(seed)) for seed in (7, 7 + (1 << 40)))
     assert torch.equal(near, far)
 
@@ -35,7 +35,7 @@ def test_nets_are_drawn_from_other_numbers_than_data(seed: int) -> None:
         return torch.randn(10_000, generator=torch.Generator().manual_seed(seed), dtype=dtype)
 
     net, fixed = TwoLayer.gaussian(20, 3, [seed]), gaussian(20, 4, [seed])
-    trained = Nets.draw([4, 16], 4, [seed], torch.ones_like)  # widths and dimension: powers of 4, undone exactly
+    trained = Nets.draw([4, 16], 4, [seed], torch.ones_like)  # powers of 4, for exact scaling
     assert not torch.isin(net.b, plain(torch.float32)).any()
     assert not torch.isin(2 * fixed, plain(torch.float64)).any()
     assert not torch.isin(4 * trained.w[:, :4], plain(torch.float32)).any()

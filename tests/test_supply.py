@@ -20,11 +20,11 @@ from supply.pins import ROOT, canonical, pins
 
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 DATED = {"pyarrow", "pillow", "dask", "distributed", "cryptography"}
-"""Their major number says when they were released."""
+"""Projects whose major version reflects the release schedule, not incompatible changes."""
 
 
 def test_every_pin_has_hashes() -> None:
-    assert pins(TARGET) == pins(), "run make hashes, after a change of constraints.txt"
+    assert pins(TARGET) == pins(), "run `make hashes` after a change of constraints.txt"
     digests = _digests()
     assert digests.keys() == pins().keys()
     assert all(found and all(re.fullmatch("[0-9a-f]{64}", one) for one in found) for found in digests.values())
@@ -34,7 +34,7 @@ def test_every_pin_has_hashes() -> None:
 def test_every_pin_has_a_licence() -> None:
     rows = re.findall(r"^\| ([\w-]+) \| (\S+) \| (.+?) \|", LICENCES.read_text(encoding="utf-8"), re.MULTILINE)
     listed = {name: (version, text) for name, version, text in rows if name != "package"}
-    assert {name: version for name, (version, _) in listed.items()} == pins(), "run make licences"
+    assert {name: version for name, (version, _) in listed.items()} == pins(), "run `make licences`"
     assert all(text.strip() for _, text in listed.values())
     assert listed["jinja2"][1] == licence("jinja2")
 
@@ -59,7 +59,7 @@ def test_the_set_up_checks_hashes() -> None:
 
 
 def test_pip_refuses_a_file_with_another_hash(tmp_path: Path) -> None:
-    """What the set-up runs, on a package made here."""
+    """Run the installation of the set-up with a package that the test creates."""
     wheel = tmp_path / "made_here-1.0-py3-none-any.whl"
     info = "made_here-1.0.dist-info"
     with zipfile.ZipFile(wheel, "w") as file:

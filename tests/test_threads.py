@@ -1,4 +1,4 @@
-"""Every public function may be called from several threads at once: no error, and the numbers of one thread."""
+"""Public functions can run in several threads at once, without errors and with the results of one thread."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ SLOW = os.environ.get("LAZYSCOPE_SLOW") == "1"
 ROUNDS = 200 if SLOW else 1
 MAKERS = (mlp, encoder)
 HEAVY = set() if SLOW else {"certificates", "inspection", "gradient_flow", "descents"}
-"""What takes seconds on the encoder."""
+"""The computations that take seconds on the encoder."""
 
 
 @pytest.fixture
 def often() -> Iterator[None]:
-    """Threads take turns five times as often as by default."""
+    """Switch threads five times as often as by default."""
     before = sys.getswitchinterval()
     sys.setswitchinterval(1e-3)
     yield
@@ -38,12 +38,12 @@ def often() -> Iterator[None]:
 
 
 def names_of(which: int) -> list[str]:
-    """The entrances that are tried on the net with this number."""
+    """Return the computations that are tested on the network with this index."""
     return [name for name in ENTRANCES if not (which == 1 and name in HEAVY)]
 
 
 def agrees(found: Numbers, expected: Numbers) -> bool:
-    """Up to what the alignment of memory does to sums."""
+    """Compare results up to rounding, which depends on the alignment of memory."""
     return found.keys() == expected.keys() and all(
         torch.allclose(found[key], value, rtol=1e-9, atol=1e-12) for key, value in expected.items()
     )
@@ -52,7 +52,7 @@ def agrees(found: Numbers, expected: Numbers) -> bool:
 @pytest.mark.timeout(7200)
 def test_two_threads_compute_what_one_does(often: None) -> None:
     expected = [{name: ENTRANCES[name](make()) for name in names_of(i)} for i, make in enumerate(MAKERS)]
-    before = {**state(), "random": None}  # nets draw their weights from it
+    before = {**state(), "random": None}  # networks draw their weights from the global generator
     problems: list[str] = []
 
     def work(thread: int, start: threading.Barrier) -> None:
@@ -81,7 +81,7 @@ def test_two_threads_compute_what_one_does(often: None) -> None:
 
 
 def test_one_model_is_studied_by_two_threads_at_once(often: None) -> None:
-    """Graphs are kept by the model, and evaluating a module exchanges its weights for others."""
+    """A model caches its graphs, and evaluating a module temporarily replaces its weights."""
     for make in MAKERS:
         data = make()
         expected = ls.tangent_kernel(data.net, data.x)
@@ -91,7 +91,7 @@ def test_one_model_is_studied_by_two_threads_at_once(often: None) -> None:
 
 
 def together(compute: Callable[[], torch.Tensor]) -> list[torch.Tensor]:
-    """What two threads compute that start at once."""
+    """Run a computation in two threads that start at the same time, and return both results."""
     start = threading.Barrier(2)
 
     def wait_and_compute(_: int) -> torch.Tensor:
@@ -103,7 +103,7 @@ def together(compute: Callable[[], torch.Tensor]) -> list[torch.Tensor]:
 
 
 def test_precision_is_restored_by_the_last_thread(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whatever the order in which two computations enter and leave."""
+    """The order in which two computations start and end does not matter."""
     monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", True)
     for first, second in itertools.permutations([exact_convolutions, full_precision]):
         first.__enter__()
@@ -115,7 +115,7 @@ def test_precision_is_restored_by_the_last_thread(monkeypatch: pytest.MonkeyPatc
 
 
 class Kinked(nn.Module):
-    """A net that every inspection and every κ has something to say about."""
+    """A network that causes a warning in every inspection and every computation of κ."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -127,7 +127,7 @@ class Kinked(nn.Module):
 
 
 def test_notices_stay_in_their_thread(often: None) -> None:
-    """An inspection makes them notes of its own report; in other threads they are warnings as ever."""
+    """An inspection collects warnings as notes of its report, while other threads still emit warnings."""
     data, net = mlp(), Kinked()
     filters = list(warnings.filters)
     reports: list[ls.Report] = []

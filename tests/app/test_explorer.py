@@ -1,4 +1,4 @@
-"""The explorer in a real browser: each tab, each control, play and pause, links; nothing leaves the machine."""
+"""The explorer in a real browser: tabs, controls, playback and links, without requests to other machines."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from lazyscope.app.shelf import TABS
 
 pytestmark = [
     pytest.mark.skipif(CHROMIUM is None, reason="no browser is installed: apt install chromium"),
-    pytest.mark.xdist_group("explorer"),  # one process has one browser
+    pytest.mark.xdist_group("explorer"),  # one browser per process
 ]
 
 NEEDS = {"start": {"problem": FORMULAS["quadratic"]}}
-"""Of the convex tab: the quadratic in the plane that it opens with draws its own start."""
+"""The settings of the convex tab that need a certain problem: the default problem draws its start at random."""
 
 
 @pytest.fixture(scope="module")
@@ -34,7 +34,7 @@ def visitor() -> Iterator[Visitor]:
 
 @pytest.fixture
 def shots(tmp_path: Path) -> Path:
-    """Where screenshots are kept: the folder that LAZYSCOPE_SCREENSHOTS names, or the test's own."""
+    """The folder for screenshots: the value of LAZYSCOPE_SCREENSHOTS, or the temporary folder of the test."""
     return Path(os.environ.get("LAZYSCOPE_SCREENSHOTS", tmp_path))
 
 
@@ -48,7 +48,7 @@ def test_every_control_changes_the_picture(visitor: Visitor, name: str, shots: P
     visitor.picture(shots / f"explore-{name}.png")
     settings = TABS[name].settings
     own = [key for key in settings if not (name == "convex" and key in NEEDS)]
-    # Choices last, the last first: another problem may lack the settings, and for B ∝ I every Γ is the same.
+    # Choices come last, in reverse order: another problem may lack settings, and for B ∝ I every Γ is the same.
     choices = [key for key in own if isinstance(settings[key], Choice)]
     moved = [key for key in own if key not in choices] + choices[::-1]
     for key in moved:
@@ -56,7 +56,7 @@ def test_every_control_changes_the_picture(visitor: Visitor, name: str, shots: P
         if isinstance(setting, Choice):
             assert visitor.control(key).locator("option").all_inner_texts() == list(setting.options)
         visitor.move(key, setting)
-    assert set(settings_of(visitor.page.url)) == {"tab", *moved}  # the address holds every one that is not the default
+    assert set(settings_of(visitor.page.url)) == {"tab", *moved}  # all settings not at their defaults
     assert visitor.errors == []
     assert visitor.strangers == []
 
@@ -75,8 +75,8 @@ def test_a_drag_ends_where_the_hand_stops(visitor: Visitor) -> None:
     while seen != end:
         seen = visitor.changed(seen)
     assert settings_of(visitor.page.url) == {"tab": "teacher", "tau": "0.7"}
-    assert len(visitor.drawn) > 1  # the first change is drawn while the hand goes on
-    assert visitor.errors == []  # and no picture was overtaken by the next, and gone before it was shown
+    assert len(visitor.drawn) > 1  # the first change is drawn during the drag
+    assert visitor.errors == []  # no picture was replaced before it was shown
 
 
 def test_tabs_switch_by_a_click(visitor: Visitor) -> None:
@@ -95,7 +95,7 @@ def test_play_pause_and_scrub(visitor: Visitor) -> None:
     start = visitor.changed(end)
     button.click()
     assert button.inner_text() == "❚❚ Pause"
-    visitor.changed(start)  # it moves by itself
+    visitor.changed(start)  # it plays without further input
     button.click()
     assert button.inner_text() == "▶ Play"
     rest = visitor.shown()
@@ -122,10 +122,10 @@ def test_nonsense_in_a_link_is_left_out(visitor: Visitor) -> None:
 
 
 def test_what_is_not_finite_is_a_gap(visitor: Visitor) -> None:
-    """In a line of five points two pieces are left, and of five dots four; the numbers are packed."""
+    """A line of five points has two pieces, and four of five dots are drawn, if one value is not finite."""
     y = np.array([1.0, 2.0, math.nan, 2.0, 1.0])
     marks = [Line(np.arange(5.0), y, "#123456"), Dots(np.arange(5.0), np.where(np.isnan(y), math.inf, y), "#654321")]
-    with visitor.page.expect_popup() as opened:  # a page of its own would have no origin, and so no session to keep
+    with visitor.page.expect_popup() as opened:  # a new page would have no origin, and thus no session
         visitor.page.evaluate("() => { window.open('about:blank') }")
     page = opened.value
     page.set_content(Scene("gaps", ["now"], [Panel("", Axis(0, 4), Axis(0, 3), marks)]).html())
@@ -145,5 +145,5 @@ def test_pictures_fit_a_small_window(visitor: Visitor) -> None:
     visitor.page.set_viewport_size({"width": 1400, "height": 900})
     assert frame is not None
     assert body is not None
-    assert frame["height"] >= body["height"]  # nothing is cut off
+    assert frame["height"] >= body["height"]  # the whole page is visible
     assert frame["width"] <= 800

@@ -1,4 +1,4 @@
-"""Filmed margin flows: frames are the flow's own points."""
+"""Recorded margin flows: the frames are points of the flow."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def test_both_layers() -> None:
     assert film.steps[0] == 0
     assert film.steps == sorted(set(film.steps))
     assert torch.equal(film.w[0], start)
-    # f is without the factor 1/m
+    # f lacks the factor 1/m
     norms = torch.stack([predictor.norm(w) ** 2 for w in film.w]) * len(start)
     assert torch.allclose(margins(film, x, y, norms), film.margin)
     flow = margin_flow(predictor, y, start, tolerance=0.1, settle=60, steps=film.steps[-1], reach=REACH)
@@ -36,7 +36,7 @@ def test_both_layers() -> None:
 def test_output_layer() -> None:
     x, y, start = task()
     film = output_layer(x, y, start, steps=60, frames=10)
-    assert bool(film.margin[0].isnan())  # it starts from f = 0
+    assert bool(film.margin[0].isnan())  # the flow starts at f = 0
     assert bool((film.w[..., 1:] == start[:, 1:]).all())
     norms = torch.linalg.vector_norm(film.w[1:, :, 0], dim=-1) * len(start) ** 0.5
     assert torch.allclose(margins(film, x, y, torch.cat([norms[:1], norms]))[1:], film.margin[1:])

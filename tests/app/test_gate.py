@@ -1,4 +1,4 @@
-"""Nobody gets in through the explorer: other sites, other users of the machine, those without the token."""
+"""The explorer refuses other websites, other users of the machine, and requests without the token."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ UPGRADE = {
 
 @pytest.fixture(scope="module")
 def address() -> Iterator[str]:
-    """`host:port` of a real server."""
+    """The `host:port` of a real server."""
     with explorer() as link:
         yield urlsplit(link).netloc
 
@@ -43,7 +43,7 @@ Answer = tuple[int, dict[str, str], bytes]
 
 
 def ask(address: str, path: str = "/", method: str = "GET", **headers: str) -> Answer:
-    """A request with these headers and no other, and a small body if it is a POST; `_` stands for `-`."""
+    """Send a request with exactly these headers, and a small body if it is a POST. In header names, `_` means `-`."""
     body = b"{}" if method == "POST" else None
     line = http.client.HTTPConnection(address, timeout=20)
     line.putrequest(method, path, skip_host="Host" in headers)
@@ -61,7 +61,7 @@ def ask(address: str, path: str = "/", method: str = "GET", **headers: str) -> A
 def test_the_page_is_served_under_the_names_of_this_machine_only(address: str) -> None:
     port = address.rpartition(":")[2]
     assert ask(address)[0] == 200
-    for name in ("127.0.0.1", "localhost", f"LOCALHOST:{port}", "[::1]:1"):  # a port may be forwarded
+    for name in ("127.0.0.1", "localhost", f"LOCALHOST:{port}", "[::1]:1"):  # the port may be forwarded
         assert ask(address, Host=name)[0] == 200
     for name in ("evil.example", f"evil.example:{port}", f"127.0.0.1.evil.example:{port}", "", "a b", "localhost@evil"):
         status, _, text = ask(address, Host=name)
@@ -107,7 +107,7 @@ def test_the_page_does_not_tell_where_it_is_installed(address: str) -> None:
 
 
 def test_shared_memory_is_not_served(address: str) -> None:
-    """Before anybody has opened a page, marimo takes the name of any segment of this user."""
+    """Until a page is open, marimo accepts the name of any shared-memory segment of this user."""
     held = SharedMemory(create=True, size=64)
     try:
         assert held.buf is not None
@@ -137,7 +137,7 @@ def test_large_bodies_and_messages_are_refused(address: str) -> None:
     path = "/api/kernel/set_ui_element_value"
     line = socket.create_connection(("127.0.0.1", int(address.rpartition(":")[2])), timeout=20)
     line.sendall(f"POST {path} HTTP/1.1\r\nHost: {address}\r\nContent-Length: 50000000\r\n\r\n".encode())
-    assert b" 413 " in line.recv(100), "refused before any of it is sent"
+    assert b" 413 " in line.recv(100), "refused before the body is sent"
     line.close()
     line = socket.create_connection(("127.0.0.1", int(address.rpartition(":")[2])), timeout=20)
     line.sendall(f"POST {path} HTTP/1.1\r\nHost: {address}\r\nTransfer-Encoding: chunked\r\n\r\n".encode())
@@ -148,7 +148,7 @@ def test_large_bodies_and_messages_are_refused(address: str) -> None:
             sent += 65536
     except OSError:
         pass
-    assert sent < 10_000_000, "without a length it is refused on the way"
+    assert sent < 10_000_000, "without a length, the body is refused while it is sent"
     line.close()
 
     async def shout() -> None:
@@ -160,12 +160,12 @@ def test_large_bodies_and_messages_are_refused(address: str) -> None:
     with pytest.raises(ConnectionClosedError) as closed:
         asyncio.run(shout())
     assert closed.value.rcvd is not None
-    assert closed.value.rcvd.code == 1009  # too big
+    assert closed.value.rcvd.code == 1009  # the message is too big
     assert ask(address)[0] == 200
 
 
 async def picture(address: str, visitor: int, link: str) -> str:
-    """What stands in a visitor's page, once it is drawn."""
+    """Wait until the page of a visitor is drawn, and return its output."""
     link = f"ws://{address}/ws?session_id=s_{visitor:06d}&{link}"
     async with connect(link, max_size=2**24, open_timeout=120, ping_interval=None) as socket:
         while True:
@@ -178,7 +178,7 @@ async def picture(address: str, visitor: int, link: str) -> str:
 
 
 def test_fifty_visitors_at_once_see_their_pictures(address: str) -> None:
-    """Tracing a model is not safe in several threads: of fifty pictures 43 came."""
+    """All pictures arrive. Tracing a model in several threads is not safe, and once lost 7 of 50 pictures."""
     links = [f"tab=teacher&tau={tau}" for tau in ("0.05", "0.5")]
 
     async def all_of_them() -> list[str]:
@@ -202,7 +202,7 @@ print(answer.status, answer.read().decode())
 
 
 @pytest.mark.skipif(
-    not Path("/proc/net/tcp").exists() or os.getuid() != 0, reason="becomes another user, on a system that tells users"
+    not Path("/proc/net/tcp").exists() or os.getuid() != 0, reason="switches users, on a system that reports them"
 )
 def test_another_user_of_this_machine_is_not_answered(address: str) -> None:
     for path, method in (
@@ -214,7 +214,7 @@ def test_another_user_of_this_machine_is_not_answered(address: str) -> None:
         assert other.stdout.startswith("403 This page is for the user who started it"), other
 
 
-# ── the middleware by itself ──────────────────────────────────────────────────────────────────────────────────────
+# ── the middleware alone ──────────────────────────────────────────────────────────────────────────────────────────
 async def plain(scope: gate.Scope, receive: gate.Receive, send: gate.Send) -> None:
     if scope["type"] == "websocket":
         await send({"type": "websocket.accept"})
@@ -230,7 +230,7 @@ async def plain(scope: gate.Scope, receive: gate.Receive, send: gate.Send) -> No
 def pass_through(
     door: Gate, path: str = "/", query: str = "", kind: str = "http", chunks: tuple[bytes, ...] = (b"",), **more: str
 ) -> tuple[int, dict[str, str], str]:
-    """Status, headers and text of one request to a gate; of a websocket its close code, or 101."""
+    """Return the status, headers and text of one request to a gate, or the close code of a websocket, or 101."""
     sent: list[Any] = []
     waiting = [{"type": "http.request", "body": chunk, "more_body": True} for chunk in chunks]
     waiting[-1]["more_body"] = False
@@ -269,12 +269,12 @@ def test_beyond_loopback_a_token_is_asked_for() -> None:
         status, _, text = pass_through(door, query=query)
         assert status == 403
         assert "contains the access token" in text
-    assert pass_through(door, "/favicon.ico", "token=right")[0] == 403, "the page alone takes it"
+    assert pass_through(door, "/favicon.ico", "token=right")[0] == 403, "only the page accepts the token"
     assert pass_through(door, "/ws", kind="websocket")[0] == 1008
     assert pass_through(door, cookie="lazyscope-2718=wrong")[0] == 403
     assert pass_through(door, cookie="lazyscope-2718=ü; $")[0] == 403
     status, headers, _ = pass_through(door, query="tab=convex&token=right")
-    assert (status, headers["location"]) == (303, "/?tab=convex"), "it does not stay in the address"
+    assert (status, headers["location"]) == (303, "/?tab=convex"), "the token is removed from the address"
     cookie, _, attributes = headers["set-cookie"].partition(";")
     assert "HttpOnly" in attributes
     assert "SameSite" in attributes
@@ -300,7 +300,7 @@ def test_a_body_without_a_length_is_bounded() -> None:
 def test_places_are_bounded() -> None:
     door = Gate(plain, token="right")
     cookie = "lazyscope-2718=right"
-    for _ in range(VISITORS):  # each stays for a while after it was closed, and every loop here ends before that
+    for _ in range(VISITORS):  # each place stays taken for a while after it is closed, longer than this loop
         assert pass_through(door, "/ws", kind="websocket", cookie=cookie)[0] == 101
     assert pass_through(door, "/ws", kind="websocket", cookie=cookie)[0] == 1013
     status, _, text = pass_through(door, cookie=cookie)

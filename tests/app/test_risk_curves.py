@@ -1,4 +1,4 @@
-"""Three classes on one response: theory at large d, order, limits, and the spectra they are asked about."""
+"""Risk curves of three classes on one response: theory at large d, order, limits and spectra."""
 
 from __future__ import annotations
 

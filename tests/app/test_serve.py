@@ -1,4 +1,4 @@
-"""The command's refusals; that it serves is tested in a browser."""
+"""The error messages of the command. Other tests run the server with a browser."""
 
 from __future__ import annotations
 

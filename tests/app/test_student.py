@@ -1,4 +1,4 @@
-"""A student beside its tangent model: coordinates against autograd, the cover's draw, and what lazy means."""
+"""A student and its tangent model: coordinates against autograd, the draw of Figure 1, and lazy training."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def test_pair_is_the_net_and_its_tangent(seed: int, alpha: float, symmetrised: b
 def test_a_pair_is_one_net_at_one_scale() -> None:
     x = torch.ones(1, 2, dtype=torch.float64)
     for net, alpha in ((student(4, 0, symmetrised=True), math.inf), (TwoLayer.circle(4, [0, 1]).to(x.dtype), 1.0)):
-        with pytest.raises(InputError, match="one net at one finite α"):
+        with pytest.raises(InputError, match="one network at one finite α"):
             Pair(net).coordinates(x, alpha)
 
 
@@ -93,7 +93,7 @@ def test_a_lazy_student_is_its_tangent_model() -> None:
     assert far.drift[-1] < 1e-4
     assert float(far.stability[-1]) == 1
     gaps = []
-    for alpha in (1e2, 1e4):  # with steps of one length both are one, up to 1/α
+    for alpha in (1e2, 1e4):  # with equal step sizes both are equal up to O(1/α)
         net = student(20, 9, symmetrised=True)
         path = gradient_descent(Pair(net), Square(), far.x, far.y, alpha=alpha, lr=0.1, steps=100, record=2)
         gaps.append(float((path.outputs[-1, 0] - path.outputs[-1, 1]).abs().max()))
@@ -108,7 +108,7 @@ def test_kappa_falls_like_the_scale() -> None:
 
 
 def test_features_are_found_from_a_small_start() -> None:
-    """The share of mass within 20° of the teacher's neurons, as the cover claims it."""
+    """The fraction of the mass within 20° of the teacher's neurons is that of Figure 1."""
     problem = Teacher.draw(2, 15, 1000, [9])
     shares = []
     for tau in (0.1, 2.0):

@@ -1,4 +1,4 @@
-"""Every tab without a browser: all settings draw, links hold them, pages stand alone, numbers mean what they say."""
+"""Every tab without a browser: all settings are drawn and kept in links, pages are self-contained, numbers correct."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ def test_pages_ask_for_nothing(name: str) -> None:
     parser = Links()
     parser.feed(text)
     assert all(link.startswith("data:") for link in parser.found)
-    assert set(re.findall(r"https?://[^\"' )]+", text)) == {"http://www.w3.org/2000/svg"}  # a name, not an address
+    assert set(re.findall(r"https?://[^\"' )]+", text)) == {"http://www.w3.org/2000/svg"}  # only a namespace
 
 
 def test_a_page_cannot_be_broken_out_of() -> None:
@@ -118,7 +118,7 @@ def test_numbers_reach_the_browser_in_float32(values: np.ndarray) -> None:
 
 
 def test_what_is_not_finite_is_not_drawn() -> None:
-    assert packed(np.array([1e300])) == packed(np.array([math.inf]))  # the player draws neither
+    assert packed(np.array([1e300])) == packed(np.array([math.inf]))  # the player draws neither value
     assert plain(math.inf) is None
     assert Axis.decades([0.0, math.nan, 1.0, 100.0]) == Axis(1 / 1.5, 150.0, log=True)
 
@@ -142,9 +142,9 @@ def test_verdicts_on_convex_descents(formula: str, step: float) -> None:
     verdict = convex.scene(result).numbers[-1].values[0]
     smooth = math.isfinite(result.problem.smoothness)
     if convex.NAMES[formula] == "huber" and step > 2:
-        assert verdict == "oscillates"  # it stays bounded
+        assert verdict == "oscillates"  # the iterates stay bounded
     elif convex.NAMES[formula] == "c" and step > 2:
-        assert verdict == "diverges"  # its x is a quadratic
+        assert verdict == "diverges"  # the function is quadratic in x
     elif smooth:
         assert (verdict == "diverges") == (step > 2)
     else:
@@ -179,7 +179,7 @@ def test_random_features_that_do_not_separate_are_said_so() -> None:
 
 def test_regions_cover_where_f_is_positive() -> None:
     first, second = np.meshgrid(margin.SIGHT, margin.SIGHT, indexing="xy")
-    disc = 0.4**2 - first**2 - second**2  # and a hole
+    disc = 0.4**2 - first**2 - second**2  # a disc, whose hole is cut out below
     rings = margin.positive(np.where(first**2 + second**2 < 0.15**2, -1.0, disc))
     assert len(rings) == 2
     areas = sorted(abs(0.5 * np.sum(r[:, 0] * np.roll(r[:, 1], -1) - r[:, 1] * np.roll(r[:, 0], -1))) for r in rings)

@@ -1,4 +1,4 @@
-"""A visitor of the explorer: the real server in a process of its own, a real browser, and what it saw go wrong."""
+"""A visitor of the explorer: a real server in a separate process, a real browser, and the errors that it reports."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ from lazyscope.app.shelf import TABS
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 PATIENCE = 30_000
-"""Milliseconds; no test measures time, and CI's machines are slow."""
+"""The timeout in milliseconds. It is generous, as no test measures time and CI machines are slow."""
 TELL = """
 if (window !== top) addEventListener("load", () => requestAnimationFrame(() => setTimeout(() => drawn(Date.now()))));
 """
-"""Run in every frame: a picture tells that it was drawn. Asking for it again and again would slow it down."""
+"""The script that runs in every frame and reports when a picture is drawn. Polling would slow the page down."""
 
 
 @contextmanager
 def explorer() -> Iterator[str]:
-    """`lazyscope explore` on a free port; yields its address, and ends it as Ctrl-C does."""
+    """Run `lazyscope explore` on a free port, yield its address, and end it with SIGINT."""
     command = [sys.executable, "-m", "lazyscope.cli", "explore", "--port", "0", "--no-browser"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as server:
         try:
@@ -44,7 +44,7 @@ def explorer() -> Iterator[str]:
 
 @contextmanager
 def chromium() -> Iterator[Browser]:
-    """A browser for which no name but this machine resolves."""
+    """A browser that can resolve no host except 127.0.0.1."""
     with sync_playwright() as driver:
         rules = "--host-resolver-rules=MAP * ~NOTFOUND, EXCLUDE 127.0.0.1"
         browser = driver.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox", rules])
@@ -53,7 +53,7 @@ def chromium() -> Iterator[Browser]:
 
 
 class Visitor:
-    """One open page; `errors` and `strangers` fill with what should not happen."""
+    """One open page. `errors` collects its errors, and `strangers` its requests to other hosts."""
 
     def __init__(self, browser: Browser, address: str, *, width: int = 1400, height: int = 900) -> None:
         self.page: Page = browser.new_page(viewport={"width": width, "height": height})
@@ -62,7 +62,7 @@ class Visitor:
         self.errors: list[str] = []
         self.strangers: list[str] = []
         self.drawn: list[float] = []
-        """When pictures stood there, in seconds of `time.time`."""
+        """The times at which pictures were drawn, as `time.time` returns them."""
         self.page.expose_binding("drawn", lambda _, milliseconds: self.drawn.append(milliseconds / 1000))
         self.page.add_init_script(TELL)
         self.page.on("console", self._told)
@@ -83,31 +83,31 @@ class Visitor:
         return self.page.frame_locator("iframe")
 
     def open(self, **link: str) -> str:
-        """Go to a link; what it shows."""
+        """Open a link, and return what it shows."""
         self.page.goto(f"{self.address}/?{urlencode(link)}")
         return self.shown()
 
     def tab(self, name: str) -> str:
-        """Click on a tab; what it shows."""
+        """Click on a tab, and return what it shows."""
         before = self.shown()
         self.page.get_by_role("tab", name=TABS[name].title).click()
         return self.changed(before)
 
     def shown(self) -> str:
-        """Panels and numbers, as they stand in the page."""
-        # Both at once: between two questions another picture may come.
+        """Return the HTML of the panels and numbers in the page."""
+        # Both in one call, as the picture could change between two calls.
         both = "svg => svg.closest('#panels').innerHTML + document.getElementById('numbers').innerHTML"
         html: str = self.scene.locator("#panels svg").first.evaluate(both)
         return html
 
     def changed(self, before: str) -> str:
-        """Wait until something else is shown; what it is."""
+        """Wait until the page shows something else, and return it."""
         end = time.monotonic() + PATIENCE / 1000
         while time.monotonic() < end:
             try:
                 now = self.shown()
             except Error as error:
-                if "detached" in str(error) or "navigat" in str(error):  # the frame is just being replaced
+                if "detached" in str(error) or "navigat" in str(error):  # the frame is being replaced
                     continue
                 raise
             if now != before:
@@ -116,11 +116,11 @@ class Visitor:
         raise AssertionError("Nothing changed.")
 
     def control(self, name: str) -> Locator:
-        # marimo keeps a second copy of the sidebar for narrow windows, hidden
+        # marimo keeps a second, hidden copy of the sidebar for narrow windows
         return self.page.locator(f"[data-setting={name}]").filter(visible=True)
 
     def nudge(self, name: str, setting: Setting, value: Value) -> None:
-        """Change a setting that stands at the value, by hand."""
+        """Change a setting from its current value with the keyboard or the mouse."""
         box = self.control(name)
         if isinstance(setting, Steps):
             box.get_by_role("slider").press("ArrowLeft" if value == setting.values[-1] else "ArrowRight")
@@ -130,13 +130,13 @@ class Visitor:
             box.locator("select").select_option(next(name for name in setting.options if name != value))
 
     def move(self, name: str, setting: Setting) -> str:
-        """Change a setting from its default; what is shown then."""
+        """Change a setting from its default, and return what the page then shows."""
         before = self.shown()
         self.nudge(name, setting, setting.default)
         return self.changed(before)
 
     def drag(self, name: str, keys: int, pause: int) -> float:
-        """Press → on a slider so often, with a pause of some milliseconds; when the last key was pressed."""
+        """Press → on a slider several times, with pauses in milliseconds, and return the time of the last key press."""
         slider = self.control(name).get_by_role("slider")
         slider.focus()
         self.drawn.clear()

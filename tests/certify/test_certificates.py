@@ -1,4 +1,4 @@
-"""Certificates: never violated, able to fail, and silent where a hypothesis fails."""
+"""Certificates are never violated, can fail with wrong constants, and do not apply if a hypothesis fails."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def small(seed: int = 0, n: int = 4) -> tuple[TwoLayer, Tensor, Tensor]:
 
 @pytest.mark.parametrize("block", range(4))
 def test_no_certificate_is_violated(block: int) -> None:
-    """16 random problems here; the figure `certificates` has 240 at paper scale."""
+    """This test uses 16 random problems; the figure `certificates` uses 240 at paper scale."""
     for seed in range(1000 + 4 * block, 1004 + 4 * block):
         p = RandomProblem.draw(seed)
         told = {"alpha": p.alpha, "K": p.K, "centred": p.centred, "unseen": p.unseen, "constants": p.constants}
@@ -46,7 +46,7 @@ def test_no_certificate_is_violated(block: int) -> None:
 
 
 def quadratic(size: float = 1.0) -> tuple[Model, GivenConstants, Tensor, Tensor]:
-    """h(w) = w + (size/2)w² on one point from w₀ = 0, all constants exact."""
+    """The model h(w) = w + (size/2)w² on one point from w₀ = 0, with exact constants."""
     model = Model(lambda w, x: x * (w["w"] + size / 2 * w["w"] ** 2), {"w": torch.zeros(1, dtype=torch.float64)})
     one = torch.ones(1, dtype=torch.float64)
     return model, GivenConstants(1.0, 1.0, size, 1.0, size), one, one
@@ -54,7 +54,7 @@ def quadratic(size: float = 1.0) -> tuple[Model, GivenConstants, Tensor, Tensor]
 
 @pytest.mark.parametrize("name", ["hessian_norm", "pointwise_hessian"])
 def test_broken_constants_are_found_out(name: str) -> None:
-    """The check can fail: with constants a thousand times too small some bound is violated."""
+    """The check can fail: with constants that are a thousand times too small, some bound is violated."""
     model, constants, x, y = quadratic()
     told = {"alpha": 3.0, "K": 1.0, "unseen": x}
     honest = certify(model, Square(), x, y, constants=constants, **told)  # type: ignore[arg-type]
@@ -71,7 +71,7 @@ def test_broken_constants_are_found_out(name: str) -> None:
 
 def test_a_wrong_rate_is_found_out() -> None:
     model, constants, x, y = quadratic(0.01)
-    lying = replace(constants, smallest=5.0, jacobian_norm=5.0)  # Σ ⪰ 25: six times faster than what happens
+    lying = replace(constants, smallest=5.0, jacobian_norm=5.0)  # Σ ⪰ 25 claims a rate about six times the true one
     certificate = over_parameterised(model, Square(), x, y, alpha=1e4, constants=lying)
     assert certificate.applies
     both = compare(model, Square(), x, y, alpha=1e4, times=torch.linspace(0, 2, 5))
@@ -83,7 +83,7 @@ def test_a_wrong_rate_is_found_out() -> None:
 @given(st.integers(0, 10_000), st.sampled_from(list(BOUNDS)), st.floats(0.01, 3))
 @settings(max_examples=15, deadline=None)
 def test_analytic_constants_are_upper_bounds(seed: int, activation: object, radius: float) -> None:
-    """‖D²h(w)‖ and ‖Dh(w)‖ at random points of the ball stay below them."""
+    """‖D²h(w)‖ and ‖Dh(w)‖ at random points of the ball are at most the constants."""
     net = TwoLayer.gaussian(3, 2, [seed], activation=activation)[0].to(torch.float64)  # type: ignore[arg-type]
     x = draw(seed, 4, 2)
     constants = TwoLayerConstants(net, x)
@@ -100,7 +100,7 @@ def test_analytic_constants_are_upper_bounds(seed: int, activation: object, radi
 
 @pytest.mark.parametrize("activation", list(BOUNDS), ids=lambda f: f.__name__)
 def test_suprema_of_the_activations(activation: object) -> None:
-    """sup |σ'| and sup |σ''| on a fine grid: attained, and not exceeded."""
+    """The suprema of |σ'| and |σ''| are attained on a fine grid, and not exceeded."""
     t = torch.linspace(-12, 12, 200_001, dtype=torch.float64, requires_grad=True)
     (slope,) = torch.autograd.grad(activation(t).sum(), t, create_graph=True)  # type: ignore[operator]
     (bend,) = torch.autograd.grad(slope.sum(), t)
@@ -151,7 +151,7 @@ def test_estimates_lie_below_the_bounds() -> None:
 
 
 def test_printed_and_tight_bound_of_step_three() -> None:
-    """The printed (2 + 4K/3) is four times (1/2 + K/3); both hold."""
+    """The printed constant (2 + 4K/3) is four times (1/2 + K/3), and both bounds hold."""
     net, x, y = small()
     certificate = finite_horizon(net, x, y, alpha=10.0, K=2.0, centred=True)
     printed, tight = (b for b in certificate.bounds if b.quantity == "weights")
@@ -165,9 +165,9 @@ def test_printed_and_tight_bound_of_step_three() -> None:
 
 
 def test_comparison_knows_its_accuracy() -> None:
-    """A linear model's flow is its tangent flow: what is measured is error, and within what is stated.
+    """The flow of a linear model is its tangent flow, so the distances are errors, within the stated accuracy.
 
-    The bends of Huber's gradient cost the solver its order, so less is stated there.
+    The kinks in the gradient of the Huber loss reduce the order of the solver, so the stated accuracy is lower.
     """
     model = Model(lambda w, x: x @ w["w"], {"w": draw(0, 3)})
     x, y = draw(1, 4, 3), draw(2, 4)

@@ -1,4 +1,4 @@
-"""Figure 3(a): claims follow the trials, a small trial measures what it says, and bad data are one sentence."""
+"""Figure 3(a): the claims depend on the trials, a small trial is correct, and bad data give a one-line error."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ LAZY = {1.0: (0.86, 0.9), 10.0: (0.71, 0.95), 100.0: (0.58, 0.98)}
 
 
 def planted(**changes: tuple[float, float]) -> Trials:
-    """(test accuracy, stability) for each α of the paper: as measured before, with changes at "1", "1e5", "inf", …"""
+    """Recorded (test accuracy, stability) for each α of the paper, with changes at "1", "1e5", "inf", …."""
     table = {float(point["alpha"]): LAZY.get(float(point["alpha"]), (0.567, 1.0)) for point in grid("paper")}
     table |= {float(alpha.replace("at_", "")): pair for alpha, pair in changes.items()}
     trials = []
@@ -46,7 +46,7 @@ def test_claims_can_fail() -> None:
     assert held(planted(at_1e4=(0.63, 1.0)))[1:3] == [False, False]
     assert held(planted(at_1e3=(0.58, 0.999)))[1:3] == [True, False], "1.3 points off the limit"
     assert held(planted(at_1e5=(0.567, 0.985)))[4] is False
-    assert held(planted(at_10=(0.71, 0.85)))[4] is False, "it must grow"
+    assert held(planted(at_10=(0.71, 0.85)))[4] is False, "the accuracy must increase"
     diverged = Trials(Trial(t.params, {**t.result, "status": "diverged"}) for t in planted())
     assert held(diverged)[0] is False
     overfit = Trials(Trial(t.params, {**t.result, "train_accuracy": 0.99}) for t in planted())
@@ -81,7 +81,7 @@ def test_a_trial_is_the_same_with_and_without_a_checkpoint(tmp_path: Path) -> No
     (first,) = trial([point], CPU)
     with lent(tmp_path / "scratch", {}):
         (second,) = trial([point], CPU)
-    assert (tmp_path / "scratch").exists(), "who stores the result removes it"
+    assert (tmp_path / "scratch").exists(), "the code that stores the result removes the folder"
     costs = {"device_seconds", "setup_seconds", "images_per_second", "peak_memory"}
     for name, value in first.items():
         if name not in costs:
@@ -106,7 +106,7 @@ def test_without_cifar10_it_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch) 
 def test_bad_data_are_one_sentence_on_the_command_line(
     content: bytes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setenv("LAZYSCOPE_DATA", "")  # the command sets it; this puts it back
+    monkeypatch.setenv("LAZYSCOPE_DATA", "")  # the command sets it, and the test restores it
     data = tmp_path / "data"
     data.mkdir()
     for i in range(1, 6):

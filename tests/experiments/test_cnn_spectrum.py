@@ -1,4 +1,4 @@
-"""The claims of Figure 7(b) follow the eigenvalues, and the paper's setting is the paper's."""
+"""The claims of Figure 7(b) depend on the eigenvalues, and the paper scale has the settings of the paper."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from lazyscope.tangent.spectrum import Spectrum
 
 
 def planted(gap: float, exponent: float) -> Trials:
-    """Spectra of 1000 eigenvalues: two on top, a gap, a power law."""
+    """Spectra of 1000 eigenvalues: two large ones, a gap and a power law."""
     ranks = np.arange(1, 1001)
     values = np.where(ranks <= 2, 1.0, (ranks / 3.0) ** exponent / gap)
     decay = Spectrum.of(torch.diag(torch.from_numpy(values))).decay()
@@ -41,7 +41,7 @@ def test_the_figure_shows_every_draw() -> None:
     with style():
         page = figure(planted(11, -1.0))
     lines = page.axes[0].get_lines()
-    assert len(lines) == len(grid("quick")) + 2, "every spectrum, 1/i and the 0.2 %"
+    assert len(lines) == len(grid("quick")) + 2, "every spectrum, the law 1/i and the 0.2 %"
     assert page.axes[0].get_xscale() == page.axes[0].get_yscale() == "log"
 
 

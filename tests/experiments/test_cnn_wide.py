@@ -1,4 +1,4 @@
-"""Figure 3(b): the claims follow the table, and the nets are the paper's."""
+"""Figure 3(b): the claims depend on the table, and the networks are those of the paper."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ CPU = torch.device("cpu")
 
 
 def planted(**changes: float) -> Trials:
-    """The source's own table, with changes by row."""
+    """The table of the source, with changes by row."""
     trials = []
     for point in grid("paper"):
         row = str(point["row"])
@@ -46,7 +46,7 @@ def test_rows_stand_in_the_order_of_the_table() -> None:
     assert [float(value) for value in SOURCE.values()] == sorted(float(value) for value in SOURCE.values())
     assert {point["row"] for point in grid("quick")} == set(SOURCE) - {"scattering features"}
     quick = [point["epochs"] for point in grid("quick") if "epochs" in point]
-    assert len(set(quick)) == 1, "all nets train equally long"
+    assert len(set(quick)) == 1, "all networks train for the same number of epochs"
 
 
 def test_the_figure_shows_every_row_and_the_source() -> None:
@@ -65,7 +65,7 @@ def test_quick_digits_lie_anywhere_on_the_canvas() -> None:
     pixels = torch.cat([seen.pixels, unseen.pixels])
     assert pixels.shape == (1792, 1, SIDE, SIDE)
     assert int(pixels[:, :, 0].sum()) > 0 < int(pixels[:, :, :, -1].sum())
-    assert pixels.double().mean().item() * SIDE**2 / 64 == pytest.approx(0.3053 * 16, rel=1e-3), "nothing was cut off"
+    assert pixels.double().mean().item() * SIDE**2 / 64 == pytest.approx(0.3053 * 16, rel=1e-3), "no digit is cropped"
 
 
 def test_nets_of_the_two_scales_have_the_same_kinds_of_layers() -> None:

@@ -1,4 +1,4 @@
-"""quadratic, mixture and quadratic-relu: trials are what they say, and claims fail on what is wrong."""
+"""quadratic, mixture and quadratic-relu: the trials are correct, and the claims fail on wrong results."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def of(columns: dict[str, np.ndarray]) -> Trials:
 
 
 def ideal_quadratic() -> Trials:
-    """What theory predicts at this d, as if measured."""
+    """The predictions of the theory at this d, in the form of results."""
     bare = Trials(Trial(point, {}) for point in POINTS)
     spectrum = quadratic.spectra(bare)
     first, excess = quadratic.predictions(spectrum, feature_counts(DIM))
@@ -45,7 +45,7 @@ def ideal_mixture() -> Trials:
     _, nt, nn, finite = mixture.predictions(spectrum, feature_counts(DIM))
     inner = theory.within_classes(spectrum)
     best = np.asarray(theory.mixture(theory.network(SOME, inner), inner))
-    above = best - nn[:, : len(SOME)]  # how far d = 60 is above the limit
+    above = best - nn[:, : len(SOME)]  # the difference of d = 60 from the limit
     tangent = nt[:, : len(SOME)] + above * np.asarray(SOME / DIM).clip(max=1)
     return of({"random_features": finite, "neural_tangent": tangent, "network": best, "descent": best})
 
@@ -59,7 +59,7 @@ def ideal_relu() -> Trials:
 
 
 CASES: list[tuple[ModuleType, Callable[[], Trials], dict[str, list[int]]]] = [
-    # What is raised by 0.1, and the claims that must then fail.
+    # The quantities that are increased by 0.1, and the claims that must then fail.
     (
         quadratic,
         ideal_quadratic,
@@ -108,7 +108,7 @@ def test_relu_claims_need_the_gap() -> None:
 
 @pytest.mark.parametrize("module", [quadratic, mixture, quadratic_relu])
 def test_draws_do_not_depend_on_each_other(module: ModuleType) -> None:
-    """Exact parts of a draw are the same alone and among others; every risk is between 0 and 1."""
+    """The exact parts of a draw do not depend on the other draws, and every risk is between 0 and 1."""
     size: Params = {"dim": 30, "steps": 20, "batch": 20, "descent": 20}
     together = module.trial([{"seed": 4, **size}, {"seed": 5, **size}], CPU)
     alone = module.trial([{"seed": 5, **size}], CPU)[0]

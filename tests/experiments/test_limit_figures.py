@@ -1,4 +1,4 @@
-"""kernel-limit and wide-limit: what they measure is right, and their claims fail on what is wrong."""
+"""kernel-limit and wide-limit: the measurements are correct, and the claims fail on wrong results."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def test_kernel_limit_is_equation_8() -> None:
 
 
 def test_kernels_are_those_of_the_supplement() -> None:
-    """K_m by its formula, for the weights of one draw; draws do not depend on how many are made at once."""
+    """K_m equals its formula for the weights of one draw, and draws do not depend on their number."""
     points: list[Params] = [{"width": 16, "draws": 3}]
     kernels = np.asarray(measured(kernel_limit.EXPERIMENT, points)[0].result["kernels"])
     net = TwoLayer.gaussian(16, 10, [16_001])
@@ -44,7 +44,7 @@ def test_kernels_are_those_of_the_supplement() -> None:
         (x[0] @ other * b**2 * (pre[0] > 0) * (row > 0) + pre[0].clip(0) * row.clip(0)).mean()
         for other, row in zip(x, pre, strict=True)
     ]
-    # at π/2 and π some pre-activations are 0 to rounding; the rest agrees
+    # at π/2 and π some pre-activations are 0 up to rounding
     np.testing.assert_allclose(kernels[1], expected, atol=1e-12)
 
 
@@ -58,7 +58,7 @@ def test_kernel_limit_claims_fail(wrong: str) -> None:
 
     def spoil(trial: Trial) -> Result:
         kernels = np.asarray(trial.result["kernels"])
-        if wrong == "scaled":  # another normalisation: no convergence to K
+        if wrong == "scaled":  # with another normalisation there is no convergence to K
             return {"kernels": 1.2 * kernels}
         noise = (kernels - kernel_limit.limit()) * int(trial.params["width"]) ** 0.25  # m^(-1/4)
         return {"kernels": kernel_limit.limit() + noise}
@@ -73,7 +73,7 @@ def test_regression_interpolates(depth: int) -> None:
 
 @pytest.mark.parametrize("depth", [2, 3])
 def test_nets_side_by_side_are_nets(depth: int) -> None:
-    """One by one and together they have the same outputs, and the kernel of the NTK parametrisation on average."""
+    """Networks have the same outputs alone and in a batch, and on average the kernel of the NTK parametrisation."""
     x = wide_limit.circle(wide_limit.ANGLES).float()
     together = wide_limit.nets(depth, 32, range(3), CPU)(x)
     for seed in range(3):

@@ -1,4 +1,4 @@
-"""margin and adaptivity: what they measure is right, and their claims fail on what is wrong."""
+"""margin and adaptivity: the measurements are correct, and the claims fail on wrong results."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def held(claims: list[Claim]) -> list[bool]:
 
 
 def ideal(point: Params) -> Result:
-    """What theory expects of a point of `margin`, in numbers of the right shapes."""
+    """The results that the theory predicts for a point of `margin`, in the right shapes."""
     seeds = np.ones(int(point.get("seeds", 1)))
     if point["kind"] == "linear":
         log_time = np.outer(np.logspace(0, 6, 19), seeds)
@@ -82,7 +82,7 @@ def test_margin_claims_fail(kind: str, name: str, change: Callable[[np.ndarray],
 
 
 def test_margin_trials_measure() -> None:
-    """Small ones of all kinds that are trained: a net's margin is below the program's, the SVM above the flow's."""
+    """In small trials of all kinds, a network's margin is below that of the program, and the SVM's above the flow's."""
     plane: Params = {"samples": 12, "seeds": 2}
     best, width, error = margin.trial(
         [
@@ -139,14 +139,14 @@ def test_net_descends_its_objective_and_learns() -> None:
     problem = projection()
     fit = net_error(problem, [0, 1], width=50, steps=300, lr=0.1)
     assert bool((fit.objective[-1] < 0.1 * fit.objective[0]).all())
-    assert bool((fit.objective[-1, :, :-1] > fit.objective[-1, :, 1:]).all())  # a smaller λ, a smaller minimum
+    assert bool((fit.objective[-1, :, :-1] > fit.objective[-1, :, 1:]).all())  # the minimum decreases with λ
     assert bool((fit.error < 0.1).all())
     alone = net_error(Projection.draw(2, 5, 100, 300, [1]), [1], width=50, steps=300, lr=0.1)
-    assert float(alone.error[0]) == pytest.approx(float(fit.error[1]), rel=0.2)  # rounding grows over 300 steps
+    assert float(alone.error[0]) == pytest.approx(float(fit.error[1]), rel=0.2)  # rounding errors grow over 300 steps
 
 
 def laws(net: float, kernel: float, gain: float) -> Trials:
-    """Exact power laws, the kernel's worse by d^gain."""
+    """Exact power laws, where the error of the kernel is larger by d^gain."""
     return Trials(
         Trial(
             p,

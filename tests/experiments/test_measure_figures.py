@@ -1,4 +1,4 @@
-"""deconvolution, particles and mean-field: what they measure is right, and their claims fail on what is wrong."""
+"""deconvolution, particles and mean-field: the measurements are correct, and the claims fail on wrong results."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from lazyscope.lab.experiment import Claim, Experiment, Params, Result, Trial, T
 from lazyscope.lab.style import style
 
 CPU = torch.device("cpu")
-pytestmark = pytest.mark.xdist_group("measures")  # what several tests use is measured once
+pytestmark = pytest.mark.xdist_group("measures")  # results that several tests share are computed once
 
 
 def held(claims: list[Claim]) -> list[bool]:
@@ -26,7 +26,7 @@ def measured(experiment: Experiment, points: list[Params]) -> Trials:
 
 
 def spoilt(trials: Trials, **changes: object) -> Trials:
-    """Every result that has these quantities has others."""
+    """Change the given quantities in every result that contains them."""
 
     def other(result: Result) -> Result:
         found = {}
@@ -56,7 +56,7 @@ def test_deconvolution_claims_and_figure() -> None:
         ({"gap": lambda v: v + 1e-7}, 0),
         ({"supremum": lambda v: v + 1e-6}, 1),
         ({"proved": lambda v: 0 * v}, 0),
-        ({"excess": lambda v: 1 / (1 + np.arange(v.size)) if v.size > 60 else v}, 2),  # a power law is no line
+        ({"excess": lambda v: 1 / (1 + np.arange(v.size)) if v.size > 60 else v}, 2),  # a power law is not a line
         ({"error": lambda v: v + 0.02}, 3),
         ({"spikes": lambda v: v + 1}, 3),
         ({"unbiased": lambda v: v + 0.02}, 4),
@@ -72,7 +72,7 @@ def test_deconvolution_claims_fail(changes: dict[str, object], which: int) -> No
 
 
 def test_a_family_on_the_torus_is_its_members() -> None:
-    """Padding and batching change nothing."""
+    """Padding and batching do not change the results."""
     points = [p for p in deconvolution.grid("quick") if p["kind"] == "plane" and p["penalty"] == 4.0][:3]
     short: list[Params] = [{**point, "steps": 200} for point in points]
     together = deconvolution.trial(short, CPU)
@@ -91,7 +91,7 @@ def test_a_line_in_the_logarithm_is_found() -> None:
 
 
 def flown() -> Trials:
-    """Results as they come at quick scale, made up: the run itself is among the quick runs of all experiments."""
+    """Synthetic results in the form of quick scale; another test runs the experiment itself."""
     results: list[Result] = []
     for point in particles.grid("quick"):
         width, count, times = int(point["width"]), int(point["seeds"]), np.geomspace(1, 1e3, 20)
@@ -116,7 +116,7 @@ def test_particles_claims_and_figure() -> None:
 
 
 def test_particles_are_followed() -> None:
-    """One width, few steps: the risk falls, and F at the start is that of the student."""
+    """With one width and few steps the risk decreases, and the initial F is that of the student."""
     point: Params = {**particles.grid("quick")[0], "steps": 50}
     result = particles.trial([point], CPU)[0]
     risk = np.asarray(result["risk"])
@@ -174,7 +174,7 @@ def test_growth_with_the_width_is_noticed() -> None:
 
 
 def _grown(trial: Trial) -> np.ndarray:
-    """The last distance times √m: no convergence uniformly in time."""
+    """Multiply the last distance by √m, so that convergence is not uniform in time."""
     distance = np.array(trial.result["distance"])
     distance[-1] *= float(trial.params["width"]) ** 0.5
     return distance

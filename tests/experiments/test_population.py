@@ -1,4 +1,4 @@
-"""Figure 2(b): a trial is the authors' SGD in other coordinates, slow points are detected, claims can fail."""
+"""Figure 2(b): a trial is the SGD of the authors in other coordinates, slow points are detected, claims can fail."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from lazyscope.model.two_layer import TwoLayer
 from lazyscope.problem.teacher import Teacher
 
 CPU = torch.device("cpu")
-# Four samples a neuron and d = 100, as the authors have it: then their constants are ours.
+# Four samples per neuron and d = 100, as in the code of the authors, so that the constants agree.
 SMALL: Params = {"dim": 100, "width": 4, "batch": 16, "test": 50, "steps": 200, "rate": 0.25}
 
 
 def authors(tau: float, seed: int) -> np.ndarray:
-    """Their program, in float64: (1/m)Σ aσ(b·x) against the teacher/batch, steps s for a and s·d for b."""
+    """Run the program of the authors in float64: (1/m)Σ aσ(b·x) with targets teacher/batch, and steps s and s·d."""
     dim, m, batch, steps = (int(SMALL[name]) for name in ("dim", "width", "batch", "steps"))
     problem = Teacher.draw(dim, 1, int(SMALL["test"]), [seed])
     net = TwoLayer.gaussian(m // 2, dim, [seed], tau=tau).symmetrised()[0]

@@ -1,4 +1,4 @@
-"""The teacher-student figures: what a trial measures, that its points are independent, that every claim can fail."""
+"""The teacher-student figures: trials are correct, their points are independent, and every claim can fail."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ SPACE: Params = {"dim": 20, "train": 60, "test": 40, "width": 8, "steps": 150}
 
 
 def small(experiment: Experiment) -> list[Params]:
-    """The quick grid on nets so small that a test may run it."""
+    """The quick grid with networks that are small enough for a test."""
     size = SPACE if experiment.name == "scale" else PLANE
     return [{**point, **size} for point in experiment.grid("quick") if int(point["seed"]) < 13]
 
@@ -72,7 +72,7 @@ def test_paper_grid_is_that_of_the_source(experiment: Experiment) -> None:
 
 
 def test_a_trial_is_plain_descent_of_the_scaled_start() -> None:
-    """Tangent coordinates at α = τ² against weights that carry τ, in float64."""
+    """Tangent coordinates at α = τ² agree with weights scaled by τ, in float64."""
     points: list[Params] = [{"tau": tau, "symmetrised": True, "seed": 3, **PLANE} for tau in (0.1, 2.0)]
     problem = Teacher.draw(2, 15, cover.TEST, [3])
     for point, result in zip(points, cover.trial(points, CPU), strict=True):
@@ -87,7 +87,7 @@ def test_a_trial_is_plain_descent_of_the_scaled_start() -> None:
 
 
 def test_the_tangent_loss_is_that_of_infinite_scale() -> None:
-    """At the largest τ the loss is the tangent model's; a descent at α = ∞ agrees with the closed form too."""
+    """At the largest τ the loss is that of the tangent model, and descent at α = ∞ agrees with the closed form."""
     point: Params = {"tau": 1e3, "seed": 0, **SPACE, "steps": 500}
     (result,) = scale.trial([point], CPU)
     problem = Teacher.draw(20, 60, 40, [0])
@@ -119,10 +119,10 @@ GOOD = {0.1: (0.9, 4.0, 1e-5, 1e-4), 2.0: (0.15, 0.04, 1e-5, 1e-3)}
     ("tau", "values", "broken"),
     [
         (0.1, (0.9, 4.0, 1e-2, 1e-4), 0),  # does not fit
-        (0.1, (0.7, 4.0, 1e-5, 1e-4), 1),  # finds no features
-        (2.0, (0.4, 0.04, 1e-5, 1e-3), 1),  # finds them although lazy
-        (2.0, (0.15, 0.4, 1e-5, 1e-3), 2),  # moves
-        (2.0, (0.15, 0.04, 1e-5, 1e-4), 3),  # generalises as well
+        (0.1, (0.7, 4.0, 1e-5, 1e-4), 1),  # does not find the features
+        (2.0, (0.4, 0.04, 1e-5, 1e-3), 1),  # finds the features although lazy
+        (2.0, (0.15, 0.4, 1e-5, 1e-3), 2),  # moves far
+        (2.0, (0.15, 0.04, 1e-5, 1e-4), 3),  # generalises equally well
     ],
 )
 def test_every_claim_of_the_cover_can_fail(tau: float, values: tuple[float, ...], broken: int) -> None:

@@ -1,4 +1,4 @@
-"""Figure 2(a): a trial is the authors' descent, widths side by side do not disturb each other, claims can fail."""
+"""Figure 2(a): a trial is the descent of the authors, widths in one batch are independent, and claims can fail."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ SMALL: Params = {"dim": 10, "gain": 10, "train": 40, "test": 30, "steps": 60}
 
 
 def points(**fixed: float) -> list[Params]:
-    """Two seeds of three widths, both powers, so small that a test may run them."""
+    """Two seeds, three widths and both powers, small enough for a test."""
     chosen = [{**p, **SMALL} for p in width.grid("quick") if int(p["seed"]) < 2 and int(p["width"]) in (2, 8, 16)]
     return [p for p in chosen if all(p[name] == value for name, value in fixed.items())]
 
 
 def authors(point: Params) -> tuple[float, float]:
-    """Train and test loss by plain descent on the weights, W ← W - (step/scaling)·grad, in float64."""
+    """Compute the training and test losses of descent on the weights, W ← W - (step/scaling)·grad, in float64."""
     m, seed = int(point["width"]), int(point["seed"])
     scaling, step = m ** -float(point["power"]), float(point["step"]) / m
     problem = Teacher.draw(10, 40, 30, [seed])
@@ -59,7 +59,7 @@ def test_points_of_a_chunk_do_not_know_each_other() -> None:
 
 
 def test_the_tangent_loss_is_that_of_a_linear_model() -> None:
-    """Short steps on v ↦ αh(w₀) + Dh(w₀)v, with a dense Jacobian in float64, to the same time."""
+    """Train v ↦ αh(w₀) + Dh(w₀)v with short steps and a dense Jacobian in float64, up to the same time."""
     (point,) = points(width=8, seed=0, power=0.5)
     problem, net = Teacher.draw(10, 40, 30, [0]), TwoLayer.gaussian(8, 10, [0])[0].to(torch.float64)
     x, y = torch.cat([problem.x[0], problem.x_test[0]]).double(), 10 * torch.cat([problem.y[0], problem.y_test[0]])
@@ -93,11 +93,11 @@ def judged(values: dict[tuple[int, float], tuple[float, float]], status: str = "
 @pytest.mark.parametrize(
     ("where", "values", "broken"),
     [
-        ((64, 0.5), (1.4, 4.0), {0, 1}),  # wide and lazy, yet it generalises
-        ((16, 0.5), (2.0, 20.0), {1}),  # does not rise
-        ((64, 1.0), (3.5, 40.0), {0, 2}),  # the mean-field net is as bad
+        ((64, 0.5), (1.4, 4.0), {0, 1}),  # wide and lazy, but generalises
+        ((16, 0.5), (2.0, 20.0), {1}),  # does not increase
+        ((64, 1.0), (3.5, 40.0), {0, 2}),  # the mean-field network is equally bad
         ((64, 0.5), (3.0, 13.0), {3}),  # stays far from its tangent model
-        ((64, 1.0), (0.5, 3.0), {4}),  # the mean-field net comes close to its own
+        ((64, 1.0), (0.5, 3.0), {4}),  # the mean-field network is close to its tangent model
     ],
 )
 def test_every_claim_can_fail(where: tuple[int, float], values: tuple[float, float], broken: set[int]) -> None:

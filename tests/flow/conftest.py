@@ -1,4 +1,4 @@
-"""Problems whose dynamics are known, in float64, of one member or many."""
+"""Problems with known dynamics in float64, with one member or several."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Function = Callable[[Params, Tensor], Tensor]
 
 
 class Written(Studied):
-    """h(w, x) written for leading batch dimensions; coordinates by the plain difference, which float64 can bear."""
+    """A function h(w, x) with batch dimensions. Its coordinates are plain differences, accurate enough in float64."""
 
     def __init__(self, function: Function, params: dict[str, Tensor], batch: tuple[int, ...] = ()) -> None:
         self.function, self.params, self.batch = function, params, batch
@@ -55,7 +55,7 @@ class WrittenCoordinates(Coordinates):
 
     @cached_property
     def jacobian(self) -> Tensor:
-        """Dh(w₀) of each member, row by row."""
+        """Compute Dh(w₀) of each member, row by row."""
         w = {name: value.clone().requires_grad_() for name, value in self.model.params.items()}
         rows = []
         with torch.enable_grad():
@@ -83,7 +83,7 @@ def _two_layer(w: Params, x: Tensor) -> Tensor:
 
 @pytest.fixture
 def linear() -> Problem:
-    """h(w) = Xw with XᵀX/n = diag(1, 1/2, 1/4): every mode of descent is known."""
+    """The model h(w) = Xw with XᵀX/n = diag(1, 1/2, 1/4), for which every mode of descent is known."""
     generator = torch.Generator().manual_seed(1)
     basis, _ = torch.linalg.qr(torch.randn(8, 3, generator=generator, dtype=torch.float64))
     x = basis * math.sqrt(8) * torch.tensor([1.0, 0.5, 0.25], dtype=torch.float64).sqrt()
@@ -103,17 +103,17 @@ def _tanh(batch: tuple[int, ...]) -> Problem:
 
 @pytest.fixture
 def tanh() -> Problem:
-    """A two-layer net with two outputs."""
+    """A two-layer network with two outputs."""
     return _tanh(())
 
 
 @pytest.fixture
 def stack() -> Problem:
-    """2 × 3 two-layer nets in one."""
+    """A batch of 2 × 3 two-layer networks."""
     return _tanh((2, 3))
 
 
 @pytest.fixture
 def as_model() -> Callable[..., Written]:
-    """Makes a studied model of a written function."""
+    """Make a studied model of a function."""
     return Written

@@ -1,4 +1,4 @@
-"""Conic particle descent and particle flows: by hand, against kernels, against each other, and as theorems say."""
+"""Conic particle descent and particle flows, against manual computations, each other and theorems."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def small(penalty: float = 0.3) -> tuple[Functional, Measure]:
 @brief
 @given(seed=seeds, alpha=st.floats(1e-3, 0.1), beta=st.floats(0, 0.1))
 def test_one_step_by_kernels(seed: int, alpha: float, beta: float) -> None:
-    """r e^{-2αJ'} and θ - β∇J', with J' from the Dirichlet kernel between all pairs."""
+    """Compute r e^{-2αJ'} and θ - β∇J', with J' from the Dirichlet kernel between all pairs."""
     truth = Measure.of(Torus(1), draw(seed, 3, 1), draw(seed + 1, 3).abs())
     nu = Measure.of(Torus(1), draw(seed + 2, 5, 1), draw(seed + 3, 5).abs())
     problem = Deconvolution.of(truth, 2, 0.7)
@@ -73,13 +73,13 @@ def test_a_family_is_its_members() -> None:
         alone = conic_descent(functional, nu, alpha=float(alphas[i]), beta=float(betas[i]), steps=40)
         torch.testing.assert_close(family.final[i].theta, alone.final.theta)
         torch.testing.assert_close(family.value[:, i], alone.value)
-    assert bool((family.final[0].theta == nu.theta).all()), "β = 0 leaves positions"
+    assert bool((family.final[0].theta == nu.theta).all()), "with β = 0 the positions are fixed"
     assert family.status.tolist() == [Status.HORIZON] * 2
     assert len(family.measures) == len(family.steps)
 
 
 def test_small_steps_descend_and_both_retractions_are_one_flow() -> None:
-    """They part by O(step) over a fixed time: slope 1 ± 0.1."""
+    """The retractions differ by O(step) over a fixed time: the slope is 1 ± 0.1."""
     functional, nu = small()
     rates, gaps = np.array([0.04, 0.02, 0.01, 0.005]), []
     for rate in rates:
@@ -121,7 +121,7 @@ def test_the_certificate_stops_the_descent() -> None:
     assert found.optimal(1e-4)
     truth = float(problem.functional(problem.answer()))
     assert 0 <= float(path.value[-1]) - truth <= found.gap + 1e-12
-    assert float(path.value[-1] - path.value[-2]) == 0, "it rests"
+    assert float(path.value[-1] - path.value[-2]) == 0, "it stays at rest"
     assert "converged" in repr(path)
 
 
@@ -166,7 +166,7 @@ def test_doors_of_conic_descent() -> None:
 
 # ── particle flows ─────────────────────────────────────────────────────────────────────────────────────────────────
 def test_mean_field_time_does_not_know_the_width() -> None:
-    """Each particle twice is the same measure, and moves in the same way."""
+    """Duplicating every particle gives the same measure and the same flow."""
     energy, w = ReluPopulation(draw(0, 3), draw(1, 3, 2)), draw(2, 4, 3)
     once = particle_flow(energy, w, lr=0.1, steps=50, record=[10, 50], keep=True)
     twice = particle_flow(energy, torch.cat([w, w]), lr=0.1, steps=50, record=[10, 50])
@@ -187,7 +187,7 @@ def test_quadratic_confinement_is_solved_exactly() -> None:
 
 
 def test_noise_reaches_the_gibbs_measure() -> None:
-    """F(μ) = ½∫‖w‖² dμ at temperature τ: stationary variance τ/(1 - lr/2) for Euler's method."""
+    """For F(μ) = ½∫‖w‖² dμ at temperature τ, the stationary variance of Euler's method is τ/(1 - lr/2)."""
     energy = AutogradEnergy(lambda w: 0.5 * w.square().sum(-1).mean(-1))
     told = {"lr": 0.1, "steps": 100, "temperature": 0.7, "seed": 3}
     path = particle_flow(energy, torch.zeros(20_000, 1).double(), **told)  # type: ignore[arg-type]

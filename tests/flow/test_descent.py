@@ -24,7 +24,7 @@ from lazyscope.model.two_layer import TwoLayer
 
 
 def test_linear_model_follows_the_power_law(linear: Any) -> None:
-    """y_t - Py* = (1 - ηλ)^t (y_0 - Py*) mode by mode."""
+    """Each mode satisfies y_t - Py* = (1 - ηλ)^t (y_0 - Py*)."""
     eta, steps = 0.7, 40
     path = gradient_descent(
         linear.model, Square(), linear.x, linear.y, lr=eta, steps=steps, record=range(steps + 1), keep_params=True
@@ -47,7 +47,7 @@ def test_diverges_iff_the_step_exceeds_two_over_lambda(linear: Any, eta: float, 
 
 @pytest.mark.parametrize("momentum", [0.0, 0.9])
 def test_equals_torch_sgd_on_the_scaled_objective(tanh: Any, momentum: float) -> None:
-    """v ← v - lr ∇_v R is w ← w - lr ∇F_α(w), F_α = R(αh)/α²; with momentum and a schedule as torch has them."""
+    """v ← v - lr ∇_v R equals w ← w - lr ∇F_α(w) with F_α = R(αh)/α², including torch's momentum and schedules."""
     alpha, lr, steps = 3.0, 0.2, 30
     w = {name: value.clone().requires_grad_() for name, value in tanh.model.params.items()}
     optimiser = torch.optim.SGD(w.values(), lr=lr, momentum=momentum)
@@ -120,7 +120,7 @@ def test_each_member_has_its_own_targets(stack: Any) -> None:
 
 
 def test_members_have_their_own_inputs_and_minibatches() -> None:
-    """A family whose seeds have data of their own, shared by the scales of that seed."""
+    """In this family every seed has its own data, which all scales of that seed share."""
     generator = Generator().manual_seed(3)
     x, y = torch.randn(2, 1, 6, 4, generator=generator), torch.randn(2, 1, 6, generator=generator)
     net, alpha = TwoLayer.gaussian(5, 4, [0, 1])[:, None], torch.tensor([1.0, 10.0, math.inf])
@@ -217,7 +217,7 @@ def test_minibatches_are_those_of_the_seed(tanh: Any) -> None:
     assert len(target) == 4
     drawn = torch.cat([y for _, y in epoch])
     assert sorted(drawn.flatten().tolist()) == sorted(tanh.y.flatten().tolist())
-    # drawn on the CPU by torch's generator: the same numbers on every machine
+    # drawn on the CPU by torch's generator, so the numbers are the same on every machine
     assert torch.randperm(6, generator=Generator().manual_seed(0)).tolist() == [
         int((tanh.y == row).all(-1).nonzero()) for row in drawn
     ]

@@ -18,7 +18,7 @@ TIGHT: dict[str, Any] = {"rtol": 1e-10, "atol": 1e-12, "tolerance": 0}
 
 @pytest.mark.parametrize("alpha", [0.5, 4.0])
 def test_equals_equation_4_in_the_weights(tanh: Any, alpha: float) -> None:
-    """w' = -∇F_α(w), F_α(w) = R(αh(w))/α², integrated as it stands."""
+    """Integrate w' = -∇F_α(w) with F_α(w) = R(αh(w))/α² directly."""
     params = tanh.model.params
     sizes = [value.numel() for value in params.values()]
 
@@ -57,8 +57,8 @@ def test_a_batch_equals_its_members(stack: Any) -> None:
 
 
 def test_rests_at_convergence(linear: Any) -> None:
-    """Exact for a linear model: each mode decays like e^{-λt}."""
-    times = [0, 1, 5, 30, 100, 1e12]  # no solver would reach the last one if it did not rest
+    """For a linear model each mode decays like e^{-λt}."""
+    times = [0, 1, 5, 30, 100, 1e12]  # the last time is reached only because the flow stops at rest
     path = gradient_flow(linear.model, Square(), linear.x, linear.y, times=times, rtol=1e-9, tolerance=1e-7)
     assert path.status is Status.CONVERGED
     assert len(path) == len(times)
@@ -71,7 +71,7 @@ def test_rests_at_convergence(linear: Any) -> None:
 
 
 def test_members_rest_one_by_one(as_model: Callable[..., Any]) -> None:
-    """h_i(w) = s_i w on one sample, y = 1: converges at rate s_i²."""
+    """h_i(w) = s_i w on one sample with y = 1 converges at rate s_i²."""
     scale = torch.tensor([1.0, 0.01], dtype=torch.float64)
     model = as_model(lambda w, x: (w["w"] * scale)[:, None] * x, {"w": torch.zeros(2, dtype=torch.float64)}, batch=(2,))
     one = torch.ones(1, dtype=torch.float64)
@@ -89,7 +89,7 @@ def test_a_saddle_has_converged_at_once(tanh: Any, as_model: Callable[..., Any])
 
 
 def test_failure_is_a_status_of_the_member(as_model: Callable[..., Any]) -> None:
-    """√ of a negative number: the first member runs out of its domain at t ≈ 0.7, the second stays inside."""
+    """The first member leaves the domain of the square root at t ≈ 0.7; the second stays inside."""
     model = as_model(
         lambda w, x: (w["w"] + torch.sqrt(1 - w["w"]) * 0)[:, None] * x,
         {"w": torch.zeros(2, dtype=torch.float64)},

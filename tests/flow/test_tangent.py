@@ -68,7 +68,7 @@ def test_other_losses_follow_the_flow_at_infinity(stack: Any, loss: Loss) -> Non
 
 
 def test_lazy_limit_has_slope_minus_one(tanh: Any) -> None:
-    """Theorem 2.2: the distance of the two flows is O(1/α)."""
+    """The distance between the two flows is O(1/α), by Theorem 2.2."""
     options: dict[str, Any] = {"times": [1.0], "centred": True}
     limit = tangent_flow(tanh.model, Square(), tanh.x, tanh.y, **options)
     alphas = [30.0, 100.0, 300.0]
@@ -83,7 +83,7 @@ def test_lazy_limit_has_slope_minus_one(tanh: Any) -> None:
 
 
 def test_limit_is_the_projection(linear: Any) -> None:
-    """3 parameters, 8 samples: the kernel has a null space, along which nothing moves, at t = ∞ neither."""
+    """With 3 parameters and 8 samples the kernel has a null space, along which outputs stay constant, also at t = ∞."""
     times = [0.0, 1e3, 1e15, math.inf]
     path = tangent_flow(linear.model, Square(), linear.x, linear.y, times=times, keep_params=True)
     projection = linear.x @ torch.linalg.pinv(linear.x)
@@ -133,7 +133,7 @@ def test_observer_sees_the_parameters(linear: Any) -> None:
 
 
 def test_any_module_at_any_scale() -> None:
-    """From a module in float32: the descent in increments comes to the closed form as α grows."""
+    """For a module in float32, descent in increments converges to the closed form as α grows."""
     torch.manual_seed(0)
     net = torch.nn.Sequential(torch.nn.Linear(3, 20), torch.nn.Tanh(), torch.nn.Linear(20, 2))
     x, y = torch.randn(5, 3), torch.randn(5, 2)

@@ -1,4 +1,4 @@
-"""Targets of flows as users have them, positions that are ignored, and what is shown on the way."""
+"""Targets of flows in various forms, ignored positions, and progress reports."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ NAMES = ["descent", "flow", "tangent", "stochastic"]
 
 
 def tagger() -> tuple[nn.Module, Tensor, Tensor]:
-    """Three sequences of four positions with five classes each, padded; of the last one nothing is left."""
+    """Three padded sequences of four positions with five classes. All positions of the last one are ignored."""
     torch.manual_seed(0)
     net = nn.Sequential(nn.Linear(3, 6), nn.Tanh(), nn.Linear(6, 5)).double()
     target = torch.tensor([[1, 0, 4, 2], [3, 3, -100, -100], [-100] * 4])

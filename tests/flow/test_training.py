@@ -1,4 +1,4 @@
-"""Training: equal to plain SGD, resumable bit for bit after a kill, with divergence as a status."""
+"""Training equals plain SGD, resumes with identical bits after a kill, and reports divergence as a status."""
 
 from __future__ import annotations
 
@@ -102,24 +102,24 @@ def test_a_run_killed_in_mid_epoch_ends_with_the_same_bits(tmp_path: Path) -> No
     killed, whole = tmp_path / "killed", tmp_path / "whole"
     killed.mkdir()
     whole.mkdir()
-    victim = run_trainee(killed, pause=0.1)  # slow, so that it is surely met in mid-epoch
+    victim = run_trainee(killed, pause=0.1)  # slow, so that it is killed in the middle of an epoch
     beside = run_trainee(whole)
     log = killed / "log.txt"
-    middle = 1 + 3 * STEPS + STEPS // 2  # one batch is taken for the first loss
+    middle = 1 + 3 * STEPS + STEPS // 2  # one batch is used for the first loss
     deadline = time.monotonic() + 120
     while not log.exists() or len(log.read_text().splitlines()) < middle:
-        assert victim.poll() is None, "it ended too soon"
+        assert victim.poll() is None, "it ended before it was killed"
         assert time.monotonic() < deadline
         time.sleep(0.005)
     victim.send_signal(signal.SIGKILL)
     assert victim.wait() == -signal.SIGKILL
     taken = len(log.read_text().splitlines())
-    assert (taken - 1) % STEPS not in (0, STEPS - 1), "in the middle of an epoch"
+    assert (taken - 1) % STEPS not in (0, STEPS - 1), "it was not killed in the middle of an epoch"
     assert not (killed / "end.pt").exists()
     assert beside.wait() == 0
     assert run_trainee(killed).wait() == 0
     again = len(log.read_text().splitlines()) - taken
-    assert again in (1 + 3 * STEPS, 1 + 4 * STEPS), "it went on after the third epoch, or the second"
+    assert again in (1 + 3 * STEPS, 1 + 4 * STEPS), "it did not resume after the second or third epoch"
     ends = [torch.load(folder / "end.pt", weights_only=True) for folder in (killed, whole)]
     for name, value in ends[0]["net"].items():
         assert torch.equal(value, ends[1]["net"][name]), name
@@ -245,7 +245,7 @@ def test_bad_recipes_are_refused(change: dict[str, float]) -> None:
 
 
 def compare(alpha: float, compiler: Compiler, device: str) -> None:
-    """Two epochs on the device and two plain ones on the CPU come to nearly the same weights."""
+    """Two epochs on the device and two plain epochs on the CPU give nearly the same weights."""
     results = []
     for place, chosen in (("cpu", eager), (device, compiler)):
         module = plain() if alpha == 0 else net(alpha)
@@ -275,7 +275,7 @@ print("same")
 
 @NEEDS_GPU
 def test_a_compiled_step_is_the_plain_one() -> None:
-    # In a process of its own: the run-time type checks of the test suite are not made to be compiled.
+    # In a separate process, as the run-time type checks of the test suite cannot be compiled.
     command = [sys.executable, "-W", "ignore", "-c", COMPILED, "cuda"]
     done = subprocess.run(command, cwd=TRAINEE.parents[2], capture_output=True, text=True, timeout=280, check=False)
     assert done.stdout.strip().endswith("same"), done.stderr[-2000:]

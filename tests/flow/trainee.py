@@ -1,4 +1,4 @@
-"""A training in a process of its own, to be killed: python trainee.py FOLDER; it logs every batch that it takes."""
+"""A training run in a separate process, to be killed: python trainee.py FOLDER. It logs every batch that it uses."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`lazyscope inspect`: five kinds of models go through it, and what it refuses it refuses in one sentence."""
+"""`lazyscope inspect` works on five kinds of models, and refuses others with a one-line message."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ FAST = ("--steps", "3", "--seconds", "0.5", "--alpha", "10", "--device", "cpu")
 
 @pytest.fixture
 def inspected(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Command:
-    """`lazyscope inspect …` from the root, where `examples` lies."""
+    """Run `lazyscope inspect …` in the root folder, which contains `examples`."""
     return partial(command_in(ROOT, monkeypatch, capsys), "inspect")
 
 
@@ -39,7 +39,7 @@ def test_real_models_go_through(inspected: Command, name: str, more: tuple[str, 
     found = json.loads(path.read_text(encoding="utf-8"))
     assert found["verdict"]["word"] in done.out
     assert 0 < found["scale"]["kappa"] < 100
-    assert found["training"][1]["loss"][-1] < found["training"][1]["loss"][0]  # α = 10; at 1 the curvature may grow
+    assert found["training"][1]["loss"][-1] < found["training"][1]["loss"][0]  # α = 10; at α = 1 it may grow
     assert found["provenance"]["command"].startswith("lazyscope inspect examples.models:")
     assert found["about"]["n"] == int(more[-1])
 

@@ -1,4 +1,4 @@
-"""What the report says is so: every number against a dense float64 reference computed another way."""
+"""Every number of the report against a dense float64 reference that is computed differently."""
 
 from __future__ import annotations
 
@@ -156,7 +156,7 @@ def test_full_batch_descent_grows_beyond_the_limit_and_not_below(report: Report)
             optimiser.step()
         ends[factor] = Square()(tangent(x), y).item()
     assert ends[0.95] < report.tangents.loss[0] < ends[1.2]
-    # nn.MSELoss has k/2 of the gradient less
+    # the gradient of Square is k/2 times that of nn.MSELoss
     assert report.limits.readings()[2].value == pytest.approx(limit * 3 / 2)
 
 
@@ -168,11 +168,11 @@ def test_products_alone_give_the_same_spectrum_and_curve() -> None:
     known, found = (tangent_of(studied, kernel, Clock(1000)) for kernel in (dense, free))
     assert not found.dense
     assert found.top == pytest.approx(known.top, rel=1e-8)
-    assert found.effective_rank == pytest.approx(known.effective_rank, rel=0.3)  # four random probes
+    assert found.effective_rank == pytest.approx(known.effective_rank, rel=0.3)  # an estimate from four random probes
     one, two = predict(studied, dense, known), predict(studied, free, found)
     assert one is not None
     assert two is not None
-    # forty nodes for 48 eigenvalues: the smallest are not resolved, and late times are rough
+    # forty nodes do not resolve the smallest of 48 eigenvalues, so late times are less accurate
     assert two.loss[:55] == pytest.approx(one.loss[:55], rel=1e-5)
     assert two.loss == pytest.approx(one.loss, abs=1e-3 * one.loss[0])
 
@@ -190,7 +190,7 @@ def test_the_measure_of_a_vector_has_its_moments() -> None:
     half = torch.randn(30, 30, generator=random, dtype=torch.float64)
     matrix, b = half @ half.T / 30, torch.randn(30, generator=random, dtype=torch.float64)
     measure = spectral_measure(Hidden(matrix), b, steps=6)
-    for power in range(12):  # Gauss: exact below degree 12
+    for power in range(12):  # Gauss quadrature is exact below degree 12
         known = float(b @ torch.linalg.matrix_power(matrix, power) @ b)
         assert measure.moment(power)[0] == pytest.approx(known, rel=1e-9)
 
@@ -254,7 +254,7 @@ def test_refusals_name_the_remedy() -> None:
 
 
 def tagger() -> tuple[nn.Module, Tensor, Tensor]:
-    """Twelve sequences of three positions with four classes each, padded; of the last one nothing is left."""
+    """Twelve padded sequences of three positions with four classes. All positions of the last one are ignored."""
     torch.manual_seed(0)
     net = nn.Sequential(nn.Linear(4, 6), nn.Tanh(), nn.Linear(6, 4)).double()
     target = torch.randint(0, 4, (12, 3))
@@ -263,7 +263,7 @@ def tagger() -> tuple[nn.Module, Tensor, Tensor]:
 
 
 def test_padded_sequences_are_as_their_positions_alone() -> None:
-    """A net that takes positions one by one: its report on padded sequences is that on the positions that count."""
+    """For a network that acts on each position, the report on padded sequences is that on the positions that count."""
     net, x, target = tagger()
     loss = CrossEntropy(ignore_index=-100)
     found = inspect(net, x, target.numpy(), loss, alphas=(10.0,), steps=8, seconds=10, memory="1GB")

@@ -1,4 +1,4 @@
-"""Any model: each kind of module that people bring works, or is refused with the remedy."""
+"""Every kind of module works, or is refused with a remedy."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Case(NamedTuple):
 
 
 class Recurrent(nn.Module):
-    """An LSTM, whose output has no dimension of its own."""
+    """An LSTM with a scalar output per sample."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -37,7 +37,7 @@ class Recurrent(nn.Module):
 
 
 class Counting(nn.Linear):
-    """Changes a buffer at each call."""
+    """A module that changes a buffer at each call."""
 
     def __init__(self) -> None:
         super().__init__(4, 2)
@@ -64,7 +64,7 @@ def images(n: int = 6) -> tuple[Tensor, Tensor]:
 
 
 def attention() -> Case:
-    """torch's own encoder, whose fused kernel has no forward derivative."""
+    """The encoder of torch, whose fused kernel has no forward derivative."""
     encoder = nn.TransformerEncoderLayer(8, 2, 12, dropout=0.0, batch_first=True, activation="gelu")
     return Case(nn.Sequential(encoder, nn.Flatten(), nn.Linear(24, 2)).eval(), torch.randn(5, 3, 8), torch.randn(5, 2))
 
@@ -121,9 +121,9 @@ def test_it_works(name: str) -> None:
     assert isinstance(report, Report)
     own, far = report.courses
     assert own.loss[0] == pytest.approx(far.loss[0], rel=1e-5)
-    assert own.loss[-1] < own.loss[0]  # a quarter of the limit always descends here
+    assert own.loss[-1] < own.loss[0]  # with a quarter of the largest stable step size the loss decreases
     assert far.unexplained <= own.unexplained + 1e-5
-    linear = name in ("one frozen layer", "two inputs by name")  # in its weights: no curvature at all
+    linear = name in ("one frozen layer", "two inputs by name")  # linear in its weights, so there is no curvature
     assert (report.kappa < 1e-6) if linear else (1e-3 < report.kappa < 1e3)
     dtype = case.net.params if isinstance(case.net, ls.Model) else dict(case.net.named_parameters())
     assert report.about.dtype == str(next(iter(dtype.values())).dtype).removeprefix("torch.")
@@ -139,7 +139,7 @@ def test_what_the_notes_say_about_models() -> None:
     assert "CrossEntropy" in notes
     smooth = nn.Sequential(nn.Linear(4, 6), nn.SiLU(), nn.Linear(6, 2))
     notes = " ".join(inspect(smooth, torch.randn(5, 4), torch.randn(5, 2), alphas=(1,), steps=2, seconds=0.5).notes)
-    assert "central differences" not in notes, "D²h of SiLU is written out"
+    assert "central differences" not in notes, "D²h of SiLU has a formula"
     assert "no ReLU" in notes
 
 
@@ -162,7 +162,7 @@ def test_forwards_that_cannot_be_followed_are_refused(net: nn.Module, remedy: st
 
 
 def test_an_lstm_in_float32_on_a_cpu_is_refused_before_anything_is_measured() -> None:
-    """torch then takes a oneDNN kernel that has no float64 form; in float64 it works, as above."""
+    """In this case torch uses a oneDNN kernel that has no float64 variant; models in float64 work, as above."""
     seen: list[str] = []
     with pytest.raises(OperationError, match="replace it"):
         inspect(Recurrent(), torch.randn(6, 5, 3), torch.randn(6), progress=lambda name, _: seen.append(name))

@@ -1,4 +1,4 @@
-"""The page in a real browser: it opens without complaint, asks for nothing from elsewhere, and shows all it should."""
+"""The page in a real browser: it opens without errors, loads nothing from elsewhere, and shows all its parts."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from torch import nn
 from lazyscope.inspect import Report, inspect
 from lazyscope.inspect.reading import short
 
-pytestmark = pytest.mark.xdist_group("page")  # the report is made once
+pytestmark = pytest.mark.xdist_group("page")  # the report is computed once
 NAMES = ("chromium", "chromium-browser", "google-chrome")
 BROWSER = next((path for name in NAMES if (path := shutil.which(name))), None)
 
@@ -80,7 +80,7 @@ def test_it_opens_in_a_browser_without_errors_or_requests(report: Report, tmp_pa
         for title in [section.title for section in report.sections()]:
             assert page.get_by_role("heading", name=title).is_visible()
         assert page.locator("tr[title]").first.get_attribute("title")
-        for width in (1100, 400):  # nothing is wider than the window, on a telephone neither
+        for width in (1100, 400):  # nothing is wider than the window, also on a phone
             page.set_viewport_size({"width": width, "height": 800})
             assert page.evaluate("document.documentElement.scrollWidth") <= width
         browser.close()

@@ -1,4 +1,4 @@
-"""The verdict follows what was measured and what theory says; budgets and numbers say what they mean."""
+"""The verdict agrees with the measurements and the theory; budgets and numbers are correct."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def test_the_word_follows_the_part_that_the_tangent_misses(gap: float) -> None:
 
 
 def judged(scale: float, width: int) -> Report:
-    """A symmetrised ReLU net on a teacher's data, its weights times τ."""
+    """A symmetrised ReLU network with weights scaled by τ, on the data of a teacher."""
     torch.manual_seed(0)
     net = nn.Sequential(nn.Linear(5, width), nn.ReLU(), nn.Linear(width, 2)).double()
     with torch.no_grad():
@@ -53,7 +53,7 @@ def judged(scale: float, width: int) -> Report:
 
 
 judges = pytest.mark.xdist_group("judges")
-"""The tests of one grid of reports, which is made once."""
+"""The tests of one grid of reports, which is computed once."""
 
 
 @pytest.fixture(scope="module")

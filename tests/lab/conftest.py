@@ -1,4 +1,4 @@
-"""The toy experiment, importable by its name, and a `lazyscope` command in a process of its own."""
+"""The toy experiment, importable by its name, and the `lazyscope` command in a separate process."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def toy() -> Experiment:
 
 @pytest.fixture
 def command(tmp_path: Path) -> Command:
-    """Start `lazyscope …` beside toy.py, with `TOY_…` settings; computed points are appended to log.txt."""
+    """Start `lazyscope …` in the folder of toy.py with `TOY_…` settings. Computed points are appended to log.txt."""
 
     def start(*arguments: str, prefix: tuple[str, ...] = (), **settings: str) -> subprocess.Popen[str]:
         environment = {**os.environ, "TOY_LOG": str(tmp_path / "log.txt"), "COLUMNS": "200", **settings}
@@ -42,7 +42,7 @@ def command(tmp_path: Path) -> Command:
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             start_new_session=True,
-            preexec_fn=partial(signal.signal, signal.SIGINT, signal.SIG_DFL),  # a shell's background jobs ignore it
+            preexec_fn=partial(signal.signal, signal.SIGINT, signal.SIG_DFL),  # background jobs ignore SIGINT
         )
 
     return start

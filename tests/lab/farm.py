@@ -1,4 +1,4 @@
-"""A real Dask cluster on loopback: a scheduler and workers, each a process of its own that a test may kill."""
+"""A real Dask cluster on loopback: a scheduler and workers, each in a separate process that a test may kill."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ HERE = Path(__file__).parent
 def wait_for(condition: Callable[[], bool], seconds: float = 60.0) -> None:
     deadline = time.monotonic() + seconds
     while not condition():
-        assert time.monotonic() < deadline, "waited in vain"
+        assert time.monotonic() < deadline, "timed out"
         time.sleep(0.02)
 
 
 class Farm:
-    """Workers see toy.py's folder; what they say goes to files under `folder`. All processes end with the block."""
+    """A cluster whose workers can import toy.py and log to files in `folder`. Its processes end with the block."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -48,12 +48,12 @@ class Farm:
 
     def start_scheduler(self) -> subprocess.Popen[bytes]:
         arguments = ("--host", "127.0.0.1", "--port", str(self.port), "--dashboard-address", "127.0.0.1:0")
-        # Left behind by a killed test, it ends by itself, and its workers with it.
+        # If a test is killed, the scheduler ends after this time, and its workers with it.
         self.scheduler = self._start("distributed.cli.dask_scheduler", *arguments, "--idle-timeout", "120s")
         return self.scheduler
 
     def start_worker(self, *path: Path | str, **settings: str) -> subprocess.Popen[bytes]:
-        """One more worker, without a nanny: dead, it stays dead. `path` comes first in its PYTHONPATH."""
+        """Start a worker without a nanny, so that it is not restarted. `path` comes first in its PYTHONPATH."""
         settings["PYTHONPATH"] = os.pathsep.join(str(entry) for entry in (*path, HERE))
         arguments = (self.address, "--nthreads", "1", "--no-nanny", "--no-dashboard", "--host", "127.0.0.1")
         self.workers.append(self._start("distributed.cli.dask_worker", *arguments, **settings))
@@ -64,7 +64,7 @@ class Farm:
             client.wait_for_workers(workers, timeout=120)
 
     def say(self) -> str:
-        """What all processes have said, for a failing test."""
+        """Return the output of all processes, for failure messages."""
         return "\n".join(path.read_text() for path in sorted(self.folder.glob("process-*.txt")))
 
     def _start(self, module: str, *arguments: str, **settings: str) -> subprocess.Popen[bytes]:

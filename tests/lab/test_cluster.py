@@ -1,4 +1,4 @@
-"""Trials on worker processes of this machine: as on one, whatever becomes of a worker."""
+"""Trials on worker processes of this machine give the results of one process, also if workers die."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ from lazyscope.lab.store import Store
 
 CPU = torch.device("cpu")
 POINTS = 12
-pytestmark = pytest.mark.xdist_group("cluster")  # its workers start once
+pytestmark = pytest.mark.xdist_group("cluster")  # the workers are started once
 
 
 @pytest.fixture(scope="module")
@@ -50,12 +50,12 @@ def machine() -> Iterator[Cluster]:
 
 @pytest.fixture
 def cluster(machine: Cluster) -> Cluster:
-    """The same workers, none of which is refused so far."""
+    """A new cluster object with the same workers, none of which is excluded."""
     return Cluster(machine.client)
 
 
 def tell(cluster: Cluster, monkeypatch: pytest.MonkeyPatch, **toy: str) -> None:
-    """Settings of the toy for the workers that there are, and for those that will replace them."""
+    """Set the environment of the toy for the current workers, and for those that replace them."""
     told = {"TOY_FAIL": "", "TOY_DIE": "", "TOY_LOG": "", **toy}
     for name, value in told.items():
         monkeypatch.setenv(name, value)
@@ -107,8 +107,8 @@ def test_a_trial_that_kills_its_workers_is_given_up(
         pytest.raises(ExperimentError, match=r"'toy' at x=4; x=5 raised LazyscopeError: 3 workers died"),
     ):
         run(toy, "quick", store, device=CPU, executor=cluster)
-    assert len(list(tmp_path.rglob("*.npz"))) == POINTS - toy.chunk, "all others are stored"
-    cluster.client.wait_for_workers(2, timeout=60)  # the last dead one is replaced, too
+    assert len(list(tmp_path.rglob("*.npz"))) == POINTS - toy.chunk, "all other trials are stored"
+    cluster.client.wait_for_workers(2, timeout=60)  # the last dead worker is replaced as well
     tell(cluster, monkeypatch)
     assert run(toy, "quick", store, device=CPU, executor=cluster).holds
 
@@ -147,15 +147,15 @@ def test_figures_are_drawn_on_workers_and_here_where_theirs_may_differ(
     experiment = importlib.import_module("traced").EXPERIMENT
     first = run(experiment, "quick", Store(tmp_path), device=CPU, executor=cluster)
     assert int((tmp_path / "who.txt").read_text()) in cluster.client.run(os.getpid).values()
-    file.write_text(text.replace("exponent 2", "exponent two"))  # the trial is the same: nothing is measured again
+    file.write_text(text.replace("exponent 2", "exponent two"))  # the trial is unchanged, so nothing is measured again
     second = run(experiment, "quick", Store(tmp_path), device=CPU, executor=cluster)
-    assert int((tmp_path / "who.txt").read_text()) == os.getpid(), "workers cannot tell what they have loaded"
-    assert second == first, "by the code that this process has loaded"
+    assert int((tmp_path / "who.txt").read_text()) == os.getpid(), "not by workers, whose code is unknown"
+    assert second == first, "drawn by the code that this process has loaded"
 
 
-# ── nobody else gets in ───────────────────────────────────────────────────────────────────────────────────────────
+# ── access is restricted ───────────────────────────────────────────────────────────────────────────────────────────
 def ports() -> list[int]:
-    """Where this process and its workers listen."""
+    """Return the ports on which this process and its workers listen."""
     family = [psutil.Process(), *psutil.Process().children(recursive=True)]
     return [end.laddr.port for one in family for end in one.net_connections() if end.status == "LISTEN"]
 
@@ -169,14 +169,14 @@ def test_nothing_listens_beyond_loopback_and_nothing_is_shown(cluster: Cluster) 
     for port in ports():
         for path in ("", "status", "health", "info/main/workers.html", "metrics", "json/counts.json"):
             line = http.client.HTTPConnection("127.0.0.1", port, timeout=5)
-            with suppress(OSError, http.client.HTTPException):  # that speaks TLS, and not a word of HTTP
+            with suppress(OSError, http.client.HTTPException):  # a TLS port, which does not answer HTTP
                 line.request("GET", f"/{path}")
                 shown.append(line.getresponse().status)
             line.close()
     assert set(shown) == {404}
     folders = cluster.client.run(lambda dask_worker: dask_worker.local_directory)
     for folder in folders.values():
-        assert stat.S_IMODE(os.stat(Path(folder).parents[1]).st_mode) == 0o700, "of this user alone"
+        assert stat.S_IMODE(os.stat(Path(folder).parents[1]).st_mode) == 0o700, "readable by this user only"
 
 
 def test_one_process_opens_no_port(tmp_path: Path, toy: Experiment, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -219,7 +219,7 @@ asyncio.run(main())
 
 @pytest.mark.skipif(os.getuid() != 0, reason="becomes another user")
 def test_another_user_cannot_use_the_workers(cluster: Cluster) -> None:
-    """Of the scheduler and of a worker anybody on the machine could have code run, as their owner."""
+    """Without keys, any user of the machine could run code in the scheduler and the workers."""
     addresses = [cluster.client.scheduler_info()["address"], *cluster.client.nthreads()]
     own = ports()
     assert {int(address.rpartition(":")[2]) for address in addresses} <= set(own)
@@ -228,7 +228,7 @@ def test_another_user_cannot_use_the_workers(cluster: Cluster) -> None:
         command = [sys.executable, "-c", INTRUDER, port, *map(str, own)]
         done = subprocess.run(command, capture_output=True, text=True, timeout=120)
     control, *answers = json.loads(done.stdout)
-    assert "'type': 'Scheduler'" in control, "without keys it works"
+    assert "'type': 'Scheduler'" in control, "the attack works without keys"
     assert len(answers) == 2 * len(own)
     assert all(answer.startswith("refused: ") for answer in answers), answers
 
@@ -288,7 +288,7 @@ def test_an_interrupt_while_workers_start_is_honoured(tmp_path: Path) -> None:
         assert run.stdout is not None
         assert run.stderr is not None
         workers = wait_for_workers(psutil.Process(run.pid))
-        os.killpg(run.pid, signal.SIGINT)  # a terminal tells all of them
+        os.killpg(run.pid, signal.SIGINT)  # a terminal signals all of them
         start = time.monotonic()
         assert run.stdout.readline() == "stopped\n"
         assert time.monotonic() - start < 2
@@ -336,13 +336,13 @@ def test_chunks_fit_the_workers(points: int, chunk: int, workers: int) -> None:
     ]
     both = fitted(tasks, workers)
     if len(tasks) >= 4 * workers:
-        assert both == tasks, "enough for everybody"
+        assert both == tasks, "there are enough tasks for all workers"
         return
     cut = [task for task in both if task.experiment == "toy"]
-    assert [task.points for task in both] == 2 * [task.points for task in cut], "each experiment by itself"
+    assert [task.points for task in both] == 2 * [task.points for task in cut], "each experiment is cut separately"
     assert [point for task in cut for point in task.points] == grid
     sizes = [len(task.points) for task in cut]
     assert max(sizes) <= chunk
     assert max(sizes) - min(sizes) <= 1
-    assert len(cut) == points or len(cut) % workers == 0, "nobody waits in the last round"
-    assert math.ceil(len(cut) / workers) == math.ceil(points / (chunk * workers)), "no more rounds than must be"
+    assert len(cut) == points or len(cut) % workers == 0, "no worker is idle in the last round"
+    assert math.ceil(len(cut) / workers) == math.ceil(points / (chunk * workers)), "no more rounds than necessary"

@@ -1,4 +1,4 @@
-"""The hash changes when what a trial computes may have changed, and only then; that of a drawing sooner."""
+"""The hash of a trial changes only if its result may have changed; that of a figure changes more often."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Files are whole or absent, whatever happens while they are written."""
+"""Files are complete or absent, even if writing is interrupted."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Trials answer to names, and say which names there are."""
+"""Trials are accessed by name, and errors list the available names."""
 
 from __future__ import annotations
 

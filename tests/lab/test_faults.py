@@ -42,7 +42,7 @@ def computed(tmp_path: Path) -> list[int]:
 
 
 def assert_as_serial(toy: Experiment, out: Path, tmp_path: Path) -> None:
-    """Every trial is there, once, and equals that of a serial run."""
+    """Every trial is stored exactly once, and equals that of a serial run."""
     run(toy, "quick", Store(tmp_path / "serial"), device=CPU)
     assert len(list(out.rglob("*.npz"))) == POINTS
     pairs = zip(records(toy, "quick", Store(out)), records(toy, "quick", Store(tmp_path / "serial")), strict=True)
@@ -69,14 +69,14 @@ def test_a_worker_and_then_the_client_are_killed(tmp_path: Path, toy: Experiment
     first.communicate(timeout=30)
     assert first.returncode == -signal.SIGKILL
     before = len(list(out.rglob("*.npz")))
-    assert before < POINTS, "the run was not in the middle"
+    assert before < POINTS, "the run was not interrupted in the middle"
     second = command(*arguments)
     text, complaints = second.communicate(timeout=120)
     assert second.returncode == 0, complaints + farm.say()
     assert re.search(r"dashboard: http://127\.0\.0\.1:\d+/status", text)
     assert "holds" in text
     assert_as_serial(toy, out, tmp_path)
-    # What was in flight at either death is computed again, nothing else.
+    # Only trials in progress at either death are computed again.
     assert len(computed(tmp_path)) <= POINTS + 2 * 2 * toy.chunk
 
 
@@ -102,7 +102,7 @@ def test_the_scheduler_is_restarted(tmp_path: Path, toy: Experiment, farm: Farm)
 
 @pytest.fixture
 def another_version(tmp_path: Path) -> Path:
-    """A copy of the package that says it is version 0.0.9."""
+    """A copy of the package with the version 0.0.9."""
     folder = tmp_path / "other"
     shutil.copytree(Path(lazyscope.__file__).parent, folder / "lazyscope")
     front = folder / "lazyscope" / "__init__.py"
@@ -112,7 +112,7 @@ def another_version(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def no_package(tmp_path: Path) -> Path:
-    """A Python that finds no lazyscope."""
+    """A Python without lazyscope."""
     folder = tmp_path / "without"
     folder.mkdir()
     (folder / "sitecustomize.py").write_text("import sys\nsys.modules['lazyscope'] = None\n")
@@ -121,7 +121,7 @@ def no_package(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def other_code(tmp_path: Path) -> Path:
-    """A folder where the toy computes something else."""
+    """A folder with a toy experiment that computes something else."""
     folder = tmp_path / "edited"
     folder.mkdir()
     text = (Path(__file__).parent / "toy.py").read_text()

@@ -1,4 +1,4 @@
-"""No trial is used again after a change of something that it was computed from, in whatever way it depends on it."""
+"""A stored trial is not reused if any code that it depends on has changed, for every kind of dependence."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ CHANGED = NET.replace("W = 1", "W = 2")
         ("grown.one", "grown/net.py", {"imports": "from .net import w"}),
         ("grown.one", "grown/net.py", {"imports": "from . import net", "value": "net.w()"}),
         ("grown.one", "grown/net.py", {"inside": "from .net import w"}),
-        ("grown.one", "grown/net.py", {"imports": "from grown.middle import w"}),  # which imports .net
+        ("grown.one", "grown/net.py", {"imports": "from grown.middle import w"}),  # middle.py imports .net
         ("grown.one", "grown/net.py", {"imports": "from grown.net import *"}),
         ("grown.one", "grown/net.py", {"imports": "from .net import *"}),
         ("alone", "beside.py", {"imports": "from beside import w"}),
@@ -96,7 +96,7 @@ CHANGED = NET.replace("W = 1", "W = 2")
         ("alone", "beside.py", {"imports": "w = __import__('beside').w"}),
         ("alone", "beside.py", {"imports": "try:\n    from beside import w\nexcept ImportError:\n    w = None"}),
         ("alone", "beside.py", {"imports": "import beside\nALL = [1]\nALL.append(beside.w())", "value": "ALL[-1]"}),
-        ("grown.one", "grown/__init__.py", {"value": "1"}),  # it runs before the experiment, and may set anything
+        ("grown.one", "grown/__init__.py", {"value": "1"}),  # it runs before the experiment
     ],
 )  # fmt: skip
 def test_imports_of_every_kind_count(grow: Grow, module: str, file: str, blanks: dict[str, str]) -> None:
@@ -163,7 +163,7 @@ class Measures:
 
 
 def test_a_decorated_trial_is_its_own_code(grow: Grow) -> None:
-    """The decorator's file is torch's, in which nothing ever changes."""
+    """The decorator is in a file of torch, which does not change."""
     decorated = "import torch\n\n@torch.no_grad()\ndef decorated(points, device):\n    return {value}\n"
     one, two = (
         fingerprint(grow(imports=decorated.format(value=value), value="0", trial="decorated")) for value in (1, 2)
@@ -214,7 +214,7 @@ def test_torch_and_its_default_dtype_count(toy: Experiment, tmp_path: Path, monk
     count = measured()
     assert measured() == count
     monkeypatch.setattr(torch, "__version__", f"{torch.__version__.partition('+')[0]}+other.build")
-    assert measured() == count, "a build for another device is the same release"
+    assert measured() == count, "builds for different devices are the same release"
     monkeypatch.setattr(torch, "__version__", "1.0.0")
     assert measured() == 2 * count
     torch.set_default_dtype(torch.float64)

@@ -1,4 +1,4 @@
-"""No damaged, swapped or oversized file passes for a result: it is set aside, in one sentence, and made again."""
+"""A damaged, swapped or oversized file is not accepted as a result: it is moved aside and computed again."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ OUTCOMES = Path(__file__).parents[2] / "docs" / "outcomes"
 
 
 def flips(content: bytes, count: int | None = None) -> Iterator[bytes]:
-    """The content with one bit changed: every bit, or a sample."""
+    """Yield the content with one bit flipped, for every bit or for a sample of them."""
     bits = np.arange(8 * len(content))
     if count is not None:
         bits = np.random.default_rng(0).choice(bits, count, replace=count > len(bits))
@@ -103,7 +103,7 @@ def unlike(**changes: object) -> Callable[[dict[str, Any]], object]:
     ],
 )
 def test_metadata_is_compared_with_the_key(kept: Store, edit: Callable[[Any], object], reason: str) -> None:
-    """Also where the checksum fits, as in a file that was written on purpose."""
+    """The file is refused even if its checksum is valid, as in a forged file."""
     path = kept.path(KEY)
     with np.load(path) as file:
         arrays = {name: file[name] for name in file.files}
@@ -125,7 +125,7 @@ def test_scalars_come_back_as_they_are_in_python(tmp_path: Path) -> None:
         "double": np.float64(2.5),
     }
     trial = Trial(PARAMS, {})
-    trial.result.update(values)  # numbers as they come from NumPy, which a Result does not name
+    trial.result.update(values)  # NumPy scalars, which the type of a Result does not include
     found.write(KEY, Record(trial, 0.0, {}))
     record = found.read(KEY)
     assert record is not None
@@ -135,10 +135,10 @@ def test_scalars_come_back_as_they_are_in_python(tmp_path: Path) -> None:
 
 
 def test_what_is_not_a_file_is_set_aside(tmp_path: Path, toy: Experiment) -> None:
-    """A folder in its place cannot be read, as a file without permission cannot, for any user."""
+    """A folder in place of the file cannot be read by any user, like a file without permission."""
     run(toy, "quick", Store(tmp_path), device=CPU)
     victim = sorted(tmp_path.rglob("*.npz"))[3]
-    for _ in range(2):  # the second finds the name of the first taken
+    for _ in range(2):  # the second finds that the name is taken
         victim.unlink()
         (victim / "inside").mkdir(parents=True)
         with pytest.warns(DamagedFile, match="Is a directory"):
@@ -146,7 +146,7 @@ def test_what_is_not_a_file_is_set_aside(tmp_path: Path, toy: Experiment) -> Non
     assert victim.is_file()
 
 
-@pytest.mark.skipif(os.geteuid() == 0, reason="the superuser may read anything")
+@pytest.mark.skipif(os.geteuid() == 0, reason="root can read every file")
 def test_a_trial_without_permission_is_set_aside(kept: Store) -> None:
     kept.path(KEY).chmod(0)
     with pytest.warns(DamagedFile, match="Permission denied"):
@@ -167,7 +167,7 @@ def test_archives_that_inflate_are_not_unpacked(kept: Store, monkeypatch: pytest
         tracemalloc.start()
         with pytest.warns(DamagedFile, match=reason):
             assert kept.read(KEY) is None
-        assert tracemalloc.get_traced_memory()[1] < size // 8, "it was not unpacked"
+        assert tracemalloc.get_traced_memory()[1] < size // 8, "the file must not be unpacked"
         tracemalloc.stop()
     kept.path(KEY).write_bytes(bytes(1 << 21))
     with pytest.warns(DamagedFile, match="larger than any trial"):
@@ -177,7 +177,7 @@ def test_archives_that_inflate_are_not_unpacked(kept: Store, monkeypatch: pytest
 
 
 def test_two_readers_of_one_damaged_file(kept: Store) -> None:
-    """Whoever comes first sets it aside; the other finds nothing, and neither fails."""
+    """Two processes find a damaged file: the first moves it aside, the second finds nothing, and neither fails."""
     content = kept.path(KEY).read_bytes()
     errors: list[BaseException] = []
     found: list[Record | None] = []
@@ -207,7 +207,7 @@ def test_two_readers_of_one_damaged_file(kept: Store) -> None:
 
 
 def test_a_good_file_is_not_set_aside_for_the_bad_one_before_it(kept: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Another process stores the trial between the reading and the setting aside."""
+    """Another process stores the trial after the damaged file is read and before it is moved."""
     path, content = kept.path(KEY), kept.path(KEY).read_bytes()
     path.write_bytes(content[:-1])
     decode = store._decode
@@ -230,7 +230,7 @@ def test_no_flipped_bit_of_a_checkpoint_passes(tmp_path: Path) -> None:
     with Checkpoint(path) as checkpoint:
         checkpoint.save(state)
     content = path.read_bytes()
-    torch.testing.assert_close(torch.load(path), state, rtol=0, atol=0)  # any other reader can use it
+    torch.testing.assert_close(torch.load(path), state, rtol=0, atol=0)  # other readers can still use it
     with Checkpoint(path) as checkpoint, warnings.catch_warnings(record=True) as said:
         warnings.simplefilter("always")
         for changed in flips(content, 1000):
@@ -250,7 +250,7 @@ class Evil:
 def test_checkpoints_with_checksums_run_no_code_either(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     path = tmp_path / "c.pt"
-    for content in ({"net": Evil()}, torch.zeros(3)):  # code, and what is no state
+    for content in ({"net": Evil()}, torch.zeros(3)):  # code, and objects that are not states
         torch.save(content, path)
         _seal(path)
         with Checkpoint(path) as checkpoint, pytest.warns(DamagedCheckpoint, match="starts from the beginning"):
@@ -274,7 +274,7 @@ def test_no_flipped_bit_of_an_outcome_passes(tmp_path: Path, toy: Experiment) ->
         for changed in flips(content, 300):
             file.write_bytes(changed)
             try:
-                assert Outcome.load(path) == outcome  # layout may change, or the case of a digit's escape
+                assert Outcome.load(path) == outcome  # flips may change only whitespace, or the case of an escape
             except StoreError:
                 refused += 1
         file.write_bytes(content)
@@ -307,7 +307,7 @@ def test_no_flipped_bit_of_an_outcome_passes(tmp_path: Path, toy: Experiment) ->
 def test_an_outcome_of_wrong_types_is_left_out_of_the_report(
     tmp_path: Path, toy: Experiment, edit: Callable[[Any], object]
 ) -> None:
-    if not (source := tmp_path.parent / "outcome").exists():  # once for all of them
+    if not (source := tmp_path.parent / "outcome").exists():  # once for all parameters
         run(toy, "quick", Store(source), device=CPU)
     shutil.copytree(source / "toy", tmp_path / "toy")
     path = tmp_path / "toy" / "quick.json"
@@ -318,7 +318,7 @@ def test_an_outcome_of_wrong_types_is_left_out_of_the_report(
         Outcome.load(path)
     assert "There are no results yet" in write_report(tmp_path).read_text()
     assert path.with_suffix(".damaged").exists()
-    assert run(toy, "quick", Store(tmp_path), device=CPU).holds, "made again from the stored trials"
+    assert run(toy, "quick", Store(tmp_path), device=CPU).holds, "computed again from the stored trials"
 
 
 def test_recorded_outcomes_are_still_read() -> None:

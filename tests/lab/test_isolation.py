@@ -1,4 +1,4 @@
-"""What fails in one experiment is the error of that one: the others go on, and the report is written."""
+"""A failure in one experiment does not affect the others: they run, and the report is written."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ def test_a_report_drawn_anew_does_not_stop_either(tmp_path: Path, toy: Experimen
 def test_a_store_that_cannot_be_written_ends_the_sweep(
     tmp_path: Path, toy: Experiment, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """No trial after it could be stored; measuring it would be for nothing."""
+    """If a trial cannot be stored, the sweep stops, as later trials could not be stored either."""
     monkeypatch.setenv("TOY_LOG", str(tmp_path / "log.txt"))
     write = Store.write
 

@@ -1,4 +1,4 @@
-"""Short lives make progress, runs at once do not meet, and Ctrl-C is honoured whatever is running."""
+"""Runs that are killed early make progress, concurrent runs are independent, and Ctrl-C always works."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ Trial = Callable[[list[Params], torch.device], list[Result]]
 
 @pytest.fixture
 def lives(toy: Experiment, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[Trial, int], int]:
-    """How many processes it takes, each of which is killed as soon as the trial says so."""
+    """Count the processes needed for a run if each is killed when the trial raises KeyboardInterrupt."""
 
     def needed(trial: Trial, chunk: int) -> int:
         experiment = dataclasses.replace(toy, trial=trial, chunk=chunk)
@@ -35,7 +35,7 @@ def lives(toy: Experiment, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> C
             monkeypatch.setitem(executor._progress, "chunks", 0)
             try:
                 assert run(experiment, "quick", Store(tmp_path), device=CPU).holds
-            except KeyboardInterrupt:  # the store sees no difference to a kill: the process ends, its lock is free
+            except KeyboardInterrupt:  # equivalent to a kill for the store: the lock is released
                 continue
             return life
         raise AssertionError("no progress")
@@ -47,7 +47,7 @@ sizes: list[int] = []
 
 
 def too_much_at_once(points: list[Params], device: torch.device) -> list[Result]:
-    """A life is long enough for three points."""
+    """Fail for chunks of more than three points, as if the process were killed."""
     sizes.append(len(points))
     if len(points) > 3:
         raise KeyboardInterrupt
@@ -62,7 +62,7 @@ def test_chunks_shrink_until_a_life_is_long_enough(lives: Callable[[Trial, int],
 
 
 def one_chunk_a_life(points: list[Params], device: torch.device) -> list[Result]:
-    """Every process is killed in its second chunk."""
+    """Fail in the second chunk of every process."""
     sizes.append(len(points))
     if executor._progress["chunks"] == 1:
         raise KeyboardInterrupt
@@ -72,16 +72,16 @@ def one_chunk_a_life(points: list[Params], device: torch.device) -> list[Result]
 def test_chunks_stay_as_large_as_a_life_allows(lives: Callable[[Trial, int], int]) -> None:
     sizes.clear()
     assert lives(one_chunk_a_life, 4) == 3
-    assert sizes == [4, 4, 4, 4, 4], "a life that ended something had not too much to do"
+    assert sizes == [4, 4, 4, 4, 4], "chunks keep their size if a process finished one"
 
 
 def resumed(points: list[Params], device: torch.device) -> list[Result]:
-    """Every process is killed after one step of three."""
+    """Fail after one of three steps in every process."""
     folder = scratch()
     assert folder is not None
     with Checkpoint(folder / "steps.pt") as steps:
         state = steps.load() or {"done": 0, "points": len(points)}
-        assert state["points"] == len(points), "another chunk's folder"
+        assert state["points"] == len(points), "the folder of another chunk"
         if state["done"] < 3:
             steps.save({**state, "done": state["done"] + 1})
             raise KeyboardInterrupt
@@ -91,7 +91,7 @@ def resumed(points: list[Params], device: torch.device) -> list[Result]:
 def test_chunks_with_checkpoints_are_begun_again_as_they_were(
     lives: Callable[[Trial, int], int], tmp_path: Path
 ) -> None:
-    assert lives(resumed, 6) == 7, "three times three steps, less those of the life that began the next chunk"
+    assert lives(resumed, 6) == 7, "three steps per chunk, less the processes that also began the next chunk"
     assert not list(tmp_path.rglob("*.scratch"))
 
 
@@ -121,7 +121,7 @@ both = threading.Barrier(2)
 
 
 def trains(points: list[Params], device: torch.device) -> list[Result]:
-    """Two at once, each with a checkpoint of 32 MB; the second ends after the first has stored its results."""
+    """Run twice at once, with checkpoints of 32 MB; the second run ends after the first has stored its results."""
     folder = scratch()
     assert folder is not None
     second = folder.name.endswith("-2.scratch")
@@ -179,6 +179,6 @@ def test_an_interrupt_ends_even_a_stubborn_process() -> None:
         start = time.monotonic()
         process.send_signal(signal.SIGINT)
         _, complaints = process.communicate(timeout=30)
-        assert time.monotonic() - start < 4, "two, and as long again on a busy machine"
+        assert time.monotonic() - start < 4, "two seconds, with a margin for a busy machine"
     assert process.returncode == 130
     assert complaints == "stopped, at last\n"

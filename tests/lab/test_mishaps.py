@@ -1,4 +1,4 @@
-"""Real mishaps to a real `lazyscope reproduce`: kill -9, Ctrl-C, a full disk, a read-only folder."""
+"""Real failures of `lazyscope reproduce`: kill -9, Ctrl-C, a full disk, a read-only folder."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ POINTS = 12
 
 
 def alive(session: int) -> list[str]:
-    """The processes of a session that still run; one that has ended and waits for its parent does not."""
+    """Return the processes of a session that still run, without zombies."""
     found = []
     for path in Path("/proc").glob("[0-9]*/stat"):
         with suppress(OSError):
@@ -36,14 +36,14 @@ def alive(session: int) -> list[str]:
 
 
 def logged(tmp_path: Path) -> list[tuple[int, int]]:
-    """(point, process) of every computed trial, in order."""
+    """Return (point, process) of every computed trial, in order."""
     log = tmp_path / "log.txt"
     lines = log.read_text().splitlines() if log.exists() else []
     return [(int(x), int(pid)) for x, pid in (line.split() for line in lines)]
 
 
 def stored(out: Path, toy: Experiment) -> list[int]:
-    """The points whose files are there; every one of them must be whole."""
+    """Return the points with stored files, all of which must be complete."""
     store, code = Store(out), fingerprint(toy)
     with warnings.catch_warnings(action="error"):
         points = [int(p["x"]) for p in toy.grid("quick") if store.read(Key("toy", p, code)) is not None]
@@ -51,7 +51,7 @@ def stored(out: Path, toy: Experiment) -> list[int]:
     return points
 
 
-@pytest.mark.skipif(not Path("/proc").is_dir(), reason="looks for left-over processes in /proc")
+@pytest.mark.skipif(not Path("/proc").is_dir(), reason="finds remaining processes in /proc")
 @pytest.mark.parametrize("workers", [1, 2])
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGINT], ids=["kill -9", "Ctrl-C"])
 def test_kill_in_the_middle(
@@ -59,7 +59,7 @@ def test_kill_in_the_middle(
 ) -> None:
     out = tmp_path / "results"
     arguments = ("reproduce", TOY, "--out", str(out), "--workers", str(workers), "--device", "cpu")
-    first = command(*arguments, TOY_SECONDS="0.25")  # a session of its own, as a terminal would make it
+    first = command(*arguments, TOY_SECONDS="0.25")  # a new session, as a terminal creates it
     wait_for(lambda: len(list(out.rglob("*.npz"))) >= 4)
     assert len(alive(first.pid)) >= (1 if workers == 1 else 1 + workers)
     if how == signal.SIGINT:
@@ -72,7 +72,7 @@ def test_kill_in_the_middle(
     wait_for(lambda: not alive(first.pid), 30)
 
     before = stored(out, toy)
-    assert 4 <= len(before) < POINTS, "the run was not in the middle"
+    assert 4 <= len(before) < POINTS, "the run was not interrupted in the middle"
     (tmp_path / "log.txt").unlink()
     second = command("reproduce", TOY, "--out", str(out), "--device", "cpu")
     text, complaints = second.communicate(timeout=240)
@@ -84,7 +84,7 @@ def test_kill_in_the_middle(
 
 
 def namespace(mount: str) -> tuple[str, ...]:
-    """A prefix that runs a command with one mount of its own, or a skip where that is not allowed."""
+    """Return a prefix that runs a command with a private mount; skip the test if that is not allowed."""
     if shutil.which("unshare") is None:
         pytest.skip("no `unshare` here, so no file system of the test's own")
     prefix = ("unshare", "--user", "--map-root-user", "--mount", "sh", "-c", f'{mount} && exec "$@"', "sh")
@@ -107,11 +107,11 @@ def assert_one_sentence(process: subprocess.Popen[str], *words: str) -> None:
 def test_full_disk(tmp_path: Path, command: Command, workers: int) -> None:
     out = tmp_path / "results"
     out.mkdir()
-    # 48 kB: room for some trials, of a page or two each, but not for all, nor for the figure.
+    # 48 kB have room for some trials of one or two pages each, but not for all of them or for the figure.
     prefix = namespace(f"mount -t tmpfs -o size=48k none {out}")
     process = command("reproduce", TOY, "--out", str(out), "--workers", str(workers), prefix=prefix)
     assert_one_sentence(process, str(out), "disk is full", "--out")
-    assert len(logged(tmp_path)) >= 2, "it failed before it had begun"
+    assert len(logged(tmp_path)) >= 2, "it failed before the first trial"
 
 
 def test_read_only_folder(tmp_path: Path, command: Command) -> None:
@@ -123,7 +123,7 @@ def test_read_only_folder(tmp_path: Path, command: Command) -> None:
     assert logged(tmp_path) == []
 
 
-@pytest.mark.skipif(os.geteuid() == 0, reason="the superuser may write anywhere")
+@pytest.mark.skipif(os.geteuid() == 0, reason="root can write everywhere")
 def test_folder_without_permission(tmp_path: Path, command: Command) -> None:
     out = tmp_path / "results"
     out.mkdir(mode=0o500)

@@ -1,4 +1,4 @@
-"""Runs store as they go, reuse what is stored, survive failing trials, and report."""
+"""Runs store trials as they finish, reuse stored trials, survive failing trials, and write reports."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ POINTS = 12
 
 @pytest.fixture
 def log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Where the toy notes each point that it computes."""
+    """The file in which the toy logs every computed point."""
     path = tmp_path / "log.txt"
     path.touch()
     monkeypatch.setenv("TOY_LOG", str(path))
@@ -52,7 +52,7 @@ def test_stored_trials_are_not_computed_again(tmp_path: Path, toy: Experiment, l
     first = run(toy, "quick", store, device=CPU)
     assert run(toy, "quick", store, device=CPU) == first
     assert computed(log) == list(range(POINTS))
-    run(toy, "paper", store, device=CPU)  # whose grid contains the quick one
+    run(toy, "paper", store, device=CPU)  # the paper grid contains the quick grid
     assert computed(log) == list(range(2 * POINTS))
 
 
@@ -99,8 +99,8 @@ def test_several_experiments_are_one_sweep(tmp_path: Path, toy: Experiment, log:
     assert ended[0] == ended[4]
     assert "empty" in str(ended[1])
     assert "1 results for 2 points" in str(ended[2])
-    assert computed(log) == sorted(2 * list(range(POINTS))), "once for each name"
-    assert [name for name, *now in heard if now == [POINTS, POINTS]] == ["toy", "other", "toy"], "one after another"
+    assert computed(log) == sorted(2 * list(range(POINTS))), "once per name"
+    assert [name for name, *now in heard if now == [POINTS, POINTS]] == ["toy", "other", "toy"], "sequentially"
 
 
 def bad_count(points: list[Params], device: torch.device) -> list[Result]:

@@ -1,4 +1,4 @@
-"""A trial's own folder: kept when the trial is cut short, found again, and removed when its results are stored."""
+"""The scratch folder of a trial is kept if the trial is interrupted, and removed when its results are stored."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ CPU = torch.device("cpu")
 
 
 def resumable(points: list[Params], device: torch.device) -> list[Result]:
-    """Fails half-way the first time; then goes on from what it had written."""
+    """Fail half-way the first time, and continue from the written state the second time."""
     folder = scratch()
     assert folder is not None
     half = folder / "half.txt"
@@ -29,7 +29,7 @@ def resumable(points: list[Params], device: torch.device) -> list[Result]:
         folder.mkdir()
         half.write_text(str(points[0]["x"]))
         raise ZeroDivisionError("cut short")
-    assert half.read_text() == str(points[0]["x"]), "another trial's folder"
+    assert half.read_text() == str(points[0]["x"]), "the folder of another trial"
     return [{"square": int(point["x"]) ** 2} for point in points]
 
 
@@ -38,14 +38,14 @@ def test_a_trial_finds_its_folder_again(tmp_path: Path, toy: Experiment) -> None
     store = Store(tmp_path)
     with pytest.raises(ExperimentError, match="cut short"):
         run(experiment, "quick", store, device=CPU)
-    assert len(list(tmp_path.rglob("half.txt"))) == 6, "one a chunk"
+    assert len(list(tmp_path.rglob("half.txt"))) == 6, "one per chunk"
     assert run(experiment, "quick", store, device=CPU).holds
     assert not list(tmp_path.rglob("*.scratch"))
     assert scratch() is None
 
 
 def costly(points: list[Params], device: torch.device) -> list[Result]:
-    """A training, as far as the report is concerned."""
+    """A stand-in for a training run in the report."""
     costs: Result = {"device_seconds": 90.0, "images_per_second": 12345.6, "peak_memory": 3 * 2**30}
     return [{"square": int(point["x"]) ** 2, **costs} for point in points]
 

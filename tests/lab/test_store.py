@@ -1,4 +1,4 @@
-"""What is stored comes back; what is damaged is set aside; what cannot be stored is said in one sentence."""
+"""Stored results can be read back, damaged files are moved aside, and invalid results give a one-line error."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def test_damaged_file_is_set_aside(tmp_path: Path, damage: str) -> None:
         assert store.read(KEY) is None
     assert not path.exists()
     assert path.with_suffix(".damaged").exists()
-    assert store.read(KEY) is None  # now merely absent
+    assert store.read(KEY) is None  # it is now absent
 
 
 def test_objects_are_refused(tmp_path: Path) -> None:

@@ -1,7 +1,8 @@
-"""A small experiment for the lab's tests: squares of numbers, as slow and as unlucky as a test asks for.
+"""A small experiment for the tests of the lab: squares of numbers, with optional delays and failures.
 
-The environment tells it, since it also runs in other processes: TOY_SECONDS a point, TOY_LOG a file to which
-every computed point is appended, TOY_FAIL and TOY_DIE points at which it raises, or kills its own process.
+Its settings are environment variables, as it also runs in other processes. TOY_SECONDS is the duration per point,
+TOY_LOG a file to which computed points are appended, and TOY_FAIL and TOY_DIE the points at which it raises an error or
+kills its process.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ POINTS = 12
 
 
 def tell(settings: dict[str, str]) -> None:
-    """Change the environment of the process that this runs in, which may be a worker's."""
+    """Change the environment of the current process, which may be a worker."""
     os.environ.update(settings)
 
 

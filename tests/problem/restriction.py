@@ -1,7 +1,7 @@
-"""The two linear models beside a two-layer net with fixed first-layer weights w_i (poster, introduction).
+"""The two linear models of a two-layer network with fixed first-layer weights w_i (poster, introduction).
 
-Random features: Σ_i a_i σ(w_i·x) + c. Neural tangent: Σ_i (a_i·x) σ'(w_i·x) + c. Each is a `Model` whose parameters
-start at 0, so that every descent of the library trains it, and has its ridge regression on samples.
+Random features are Σ_i a_i σ(w_i·x) + c, and the neural tangent model is Σ_i (a_i·x) σ'(w_i·x) + c. Each is a `Model`
+whose parameters start at 0, so that every method of the library can train it, and has a ridge regression on samples.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from lazyscope.model.base import Model
 
 
 class Restriction(ABC):
-    """f(x) = φ(x)·θ + c with the features φ of fixed weights."""
+    """The model f(x) = φ(x)·θ + c with the features φ of fixed weights."""
 
     w: Float[Tensor, "N d"]
     activation: Callable[[Tensor], Tensor]
@@ -29,14 +29,14 @@ class Restriction(ABC):
     @property
     @abstractmethod
     def size(self) -> int:
-        """How many features there are."""
+        """The number of features."""
 
     @abstractmethod
     def features(self, x: Float[Tensor, "n d"]) -> Float[Tensor, "n p"]:
-        """φ(x)."""
+        """Compute φ(x)."""
 
     def model(self) -> Model:
-        """(θ, c) ↦ φ(x)·θ + c from θ = 0, c = 0: linear in its parameters, hence its own tangent model."""
+        """The map (θ, c) ↦ φ(x)·θ + c from θ = 0 and c = 0, which is linear and thus equal to its tangent model."""
 
         def forward(params: Params, x: Inputs) -> Tensor:
             return self.features(x) @ params["theta"] + params["c"]
@@ -44,7 +44,7 @@ class Restriction(ABC):
         return Model(forward, {"theta": self.w.new_zeros(self.size), "c": self.w.new_zeros(1)})
 
     def ridge(self, x: Float[Tensor, "n d"], y: Float[Tensor, " n"], penalty: float | int = 0.0) -> Fit:
-        """argmin (1/n)Σ_k (y_k - φ(x_k)·θ - c)² + penalty·‖θ‖²; without a penalty, the solution of least norm."""
+        """Minimise (1/n)Σ_k (y_k - φ(x_k)·θ - c)² + penalty·‖θ‖²; without a penalty, return the least-norm solution."""
         if penalty < 0:
             raise InputError(f"The ridge penalty is {penalty}; pass 0 or more.")
         features = self.features(x)
@@ -64,7 +64,7 @@ class Restriction(ABC):
 @final
 @dataclass(frozen=True)
 class RandomFeatures(Restriction):
-    """φ_i(x) = σ(w_i·x).
+    """The features φ_i(x) = σ(w_i·x).
 
     >>> RandomFeatures(torch.eye(2), torch.relu).features(torch.tensor([[3.0, -1.0]]))
     tensor([[3., 0.]])
@@ -84,7 +84,7 @@ class RandomFeatures(Restriction):
 @final
 @dataclass(frozen=True)
 class NeuralTangent(Restriction):
-    """φ_{ij}(x) = x_j σ'(w_i·x), the derivative of the net by its first layer.
+    """The features φ_{ij}(x) = x_j σ'(w_i·x), the derivative of the network with respect to its first layer.
 
     >>> NeuralTangent(torch.eye(2), torch.square).features(torch.tensor([[3.0, -1.0]]))
     tensor([[18., -6., -6.,  2.]])
@@ -99,7 +99,7 @@ class NeuralTangent(Restriction):
 
     def features(self, x: Float[Tensor, "n d"]) -> Float[Tensor, "n p"]:
         pre = x @ self.w.mT
-        # A forward derivative, as `Model` traces it, and σ is elementwise.
+        # A forward derivative suffices, as σ is elementwise, and `Model` can trace it.
         slope: Tensor = torch.func.jvp(self.activation, (pre,), (torch.ones_like(pre),))[1]
         return (slope[:, :, None] * x[:, None, :]).flatten(1)
 
@@ -107,12 +107,12 @@ class NeuralTangent(Restriction):
 @final
 @dataclass(frozen=True)
 class Fit:
-    """A restriction with the weights that a regression chose."""
+    """A linear model with the weights of a regression."""
 
     restriction: Restriction
     theta: Float[Tensor, " p"]
     c: Float[Tensor, ""]
 
     def __call__(self, x: Float[Tensor, "n d"]) -> Float[Tensor, " n"]:
-        """f(x)."""
+        """Compute f(x)."""
         return self.restriction.features(x) @ self.theta + self.c

@@ -1,4 +1,4 @@
-"""Least squares over quadratic forms: exact moments, every width at once, gradient and flow of the net."""
+"""Tests of least squares over quadratic forms: exact moments, all widths, and gradient and flow of the network."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def samples(problem: Quadratic | Mixture) -> tuple[Tensor, Tensor]:
 
 
 def whole_gram(forms: Forms, w: Tensor) -> tuple[Tensor, Tensor]:
-    """Covariance of the features, that between the classes included."""
+    """Compute the covariance of the features, including that between the classes."""
     within, overlaps = forms.moments(w)
     return within + forms.between * overlaps[..., None] * overlaps[..., None, :], overlaps
 
@@ -51,7 +51,7 @@ def test_moments_against_monte_carlo(problem: Quadratic | Mixture) -> None:
 
 @each
 def test_risks_against_least_squares_on_samples(problem: Quadratic | Mixture) -> None:
-    """The risk on unseen samples of a regression on many is the exact one."""
+    """A regression on many samples has the exact risk, measured on unseen samples."""
     x, y = samples(problem)
     half, forms = SAMPLES // 2, problem.forms
     exact = forms.risk(forms.random_features(W))[0], forms.risk(forms.neural_tangent(W, [1, 2, 3]))[0]
@@ -78,7 +78,7 @@ def test_exact_weights_are_those_of_many_samples(problem: Quadratic | Mixture) -
 @given(st.integers(0, 10_000), st.floats(0, 0.9), st.integers(3, 9))
 @settings(max_examples=25, deadline=None)
 def test_tangent_class_against_dense_least_squares(seed: int, spread: float, dim: int) -> None:
-    """By spanning the class with all w_i e_jᵀ + e_j w_iᵀ and solving in the metric 𝒢."""
+    """Solve in the metric 𝒢 over the span of all w_i e_jᵀ + e_j w_iᵀ, which is the tangent class."""
     random = torch.Generator().manual_seed(seed)
     covector, w = torch.randn(1, dim, generator=random).double(), torch.randn(1, dim, dim, generator=random).double()
     delta = spread * torch.rand(1, dim, generator=random).double()
@@ -97,7 +97,7 @@ def test_tangent_class_against_dense_least_squares(seed: int, spread: float, dim
 
 @each
 def test_gradient_and_risk_of_the_net(problem: Quadratic | Mixture) -> None:
-    """The written gradient is autograd's of the exact risk, and that is the sampled one with the best intercept."""
+    """The gradient equals autograd's of the exact risk, which equals the sampled risk with the best intercept."""
     forms = problem.forms
     w = (2 * W[:, None]).requires_grad_()
     risk = forms.network_risk(w)
@@ -119,7 +119,7 @@ def test_nets_of_several_widths_are_one_batch(problem: Quadratic | Mixture) -> N
 
 
 def test_flow_solves_its_equation() -> None:
-    """A(t) of the closed form against an adaptive ODE, at several times; the step does not matter."""
+    """A(t) in closed form equals an adaptive ODE solution at several times, for every `step`."""
     problem, w = TARGET, 0.3 * gaussian(3, 4, seeds=[5])[:, None]
     times = [0.5, 2.0, 6.0]
     found = problem.flow(w, times)
@@ -137,7 +137,7 @@ def test_flow_solves_its_equation() -> None:
 
 @pytest.mark.parametrize("kind", [Quadratic, Mixture])
 def test_descent_ends_at_the_best_form_of_rank_n(kind: type[Quadratic]) -> None:
-    """From random starts, at finite d: Eckart–Young, and the same with δ/√(1 + δ²) for the mixture."""
+    """Descent from random starts at finite d reaches the Eckart-Young risk, with δ/√(1 + δ²) for the mixture."""
     seeds = list(range(6))
     problem, widths = kind.draw(20, seeds), torch.tensor([1, 4, 8, 20])
     w = torch.stack([torch.nn.functional.pad(gaussian(int(n), 20, seeds), (0, 0, 0, 20 - int(n))) for n in widths], 1)

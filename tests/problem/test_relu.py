@@ -1,4 +1,4 @@
-"""Closed-form moments of ReLU neurons: against Monte Carlo, and matrix-free least squares against dense."""
+"""Tests of the moments of ReLU neurons against Monte Carlo, and of matrix-free least squares against dense."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def test_random_features_for_every_width_at_once() -> None:
         explained = (part.mT @ torch.linalg.solve(gram[:, :count, :count], part))[:, 0, 0]
         expected = 1 - explained / (2 * problem.spectrum.square().sum(-1))
         torch.testing.assert_close(found[:, count - 1], expected)
-    # The tangent class holds the random features: a_i = w_i.
+    # The tangent class contains the random features, with a_i = w_i.
     assert bool((relu.neural_tangent(w, problem.spectrum, [12])[:, 0] < found[:, -1]).all())
 
 

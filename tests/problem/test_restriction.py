@@ -1,4 +1,4 @@
-"""Random features and neural tangent as linear models: features, ridge on samples, and descent."""
+"""Tests of random features and the neural tangent as linear models: features, ridge regression and descent."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def test_features_are_derivatives_of_the_net(activation: object) -> None:
 
 
 @both
-@pytest.mark.parametrize("samples", [8, 60])  # fewer and more than features
+@pytest.mark.parametrize("samples", [8, 60])  # fewer and more samples than features
 def test_ridge_is_that_of_scikit_learn(kind: type[RandomFeatures], samples: int) -> None:
     model: Restriction = kind(W, torch.relu)
     fit = model.ridge(X[:samples], Y[:samples], penalty=0.1)
@@ -45,7 +45,7 @@ def test_ridge_is_that_of_scikit_learn(kind: type[RandomFeatures], samples: int)
 
 @both
 def test_no_penalty_is_least_squares(kind: type[RandomFeatures]) -> None:
-    """The square activation's tangent class is degenerate (a_i·x w_i·x is symmetric), and least norm is finite."""
+    """The tangent class of the square activation is degenerate, but the least-norm solution is finite."""
     model: Restriction = kind(W, torch.square)
     fit = model.ridge(X, Y)
     residual = fit(X) - Y
@@ -58,7 +58,7 @@ def test_no_penalty_is_least_squares(kind: type[RandomFeatures]) -> None:
 
 @both
 def test_one_pass_descent_reaches_the_minimiser(kind: type[RandomFeatures]) -> None:
-    """The target is in the class, so that SGD on fresh samples ends at risk 0, as the population's minimiser."""
+    """The target is in the class, so SGD on new samples converges to the population minimiser, with risk 0."""
     model: Restriction = kind(W, torch.tanh)
     theta = torch.linspace(-1, 1, model.size, dtype=torch.float64)
 

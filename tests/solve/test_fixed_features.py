@@ -1,4 +1,4 @@
-"""Fixed features classify the digits, whatever the order and the units of the images."""
+"""Fixed features classify the digits, for any order and units of the images."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Split = tuple[Tensor, Tensor, Tensor, Tensor]
 
 @pytest.fixture(scope="module")
 def split() -> Split:
-    """400 digits to learn from, sorted by class, and 200 to be judged on; grey, in three equal colours."""
+    """400 training digits, sorted by class, and 200 test digits, in grey with three equal colour channels."""
     x, y = digits(n=600, seed=0)
     x = x.expand(-1, 3, -1, -1)
     order = y[:400].argsort(stable=True)
@@ -29,7 +29,7 @@ def test_random_features(split: Split) -> None:
     assert found.train > 0.99
     assert float(found) == found.test
     assert found.seconds > 0
-    assert found.memory == 0  # of a GPU
+    assert found.memory == 0  # the memory of a GPU
     again = random_feature_accuracy(*split, filters=64)
     assert (again.train, again.test, again.ridge) == (found.train, found.test, found.ridge)
 

@@ -1,4 +1,4 @@
-"""One-pass SGD: every width and draw as one program does what a loop of modules with autograd does."""
+"""One-pass SGD on all widths and draws in one batch equals a loop over modules with autograd."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ DIM, WIDTHS, SEEDS, BATCH = 5, (2, 4), [0, 1], 16
 
 
 @pytest.mark.parametrize("activation", [SQUARE, RELU], ids=["square", "relu"])
-@pytest.mark.parametrize("steps", [1, 70])  # less than a chunk, and a chunk and a part
+@pytest.mark.parametrize("steps", [1, 70])  # fewer steps than one chunk, and between one and two chunks
 def test_it_is_a_loop_of_autograd(activation: Activation, steps: int) -> None:
     problem, rates = Quadratic.draw(DIM, SEEDS), Rates(w=0.02, a=0.01, c=0.1)
     nets = Nets.draw(WIDTHS, DIM, SEEDS, lambda normal: normal)
     found = one_pass(nets, activation, problem.sample, rates=rates, batch=BATCH, steps=steps, seed=3)
-    random = stream(3, 3)  # the part of a seed that samples come from
+    random = stream(3, 3)  # the part of the seed that samples use
     batches: list[tuple[Tensor, Tensor]] = []
     while len(batches) < steps:
         x, y = problem.sample((50, BATCH), random)
@@ -52,7 +52,7 @@ def test_what_is_given_does_not_change() -> None:
 
 
 def test_nets_side_by_side() -> None:
-    """Outputs and padded arrays are those of each net; a neuron's size falls as 1/√N."""
+    """Outputs and padded arrays are those of each network, and the size of a neuron is of order 1/√N."""
     nets = Nets.draw(WIDTHS, DIM, SEEDS, lambda normal: normal)
     x = torch.randn(2, 7, DIM, generator=torch.Generator().manual_seed(0))
     w, a = nets.padded()
@@ -83,7 +83,7 @@ def test_samples_are_those_of_the_problem() -> None:
 
 
 def test_it_learns_the_leading_directions() -> None:
-    """Theorem 3 in small: within 0.03 of Σ_{i>N} λ_i² at d = 20."""
+    """The risk is within 0.03 of the Σ_{i>N} λ_i² of Theorem 3 at d = 20."""
     problem, widths = Quadratic.draw(20, [0, 1, 2]), [2, 6, 12, 20, 30]
     nets = Nets.draw(widths, 20, [0, 1, 2], torch.ones_like)
     rates = Rates(w=0.5 * 100 / (4 * 20**1.5), a=0.0, c=0.1)
@@ -93,7 +93,7 @@ def test_it_learns_the_leading_directions() -> None:
 
 
 def test_divergence_shows() -> None:
-    """Steps beyond the limit give risks that are not finite: a result, no error."""
+    """Step sizes beyond the stability limit give risks that are not finite, without an error."""
     problem, nets = Quadratic.draw(DIM, SEEDS), Nets.draw(WIDTHS, DIM, SEEDS, torch.ones_like)
     found = one_pass(nets, SQUARE, problem.sample, rates=Rates(50.0, 0.0, 0.1), batch=BATCH, steps=100)
     assert not bool(problem.forms.network_risk(found.padded()[0]).isfinite().any())

@@ -1,4 +1,4 @@
-"""The sparse solver: certified on random problems, equal to known answers, honest where nothing is proved."""
+"""The sparse solver: certificates on random problems, known solutions, and cases in which nothing is proved."""
 
 from __future__ import annotations
 
@@ -28,15 +28,15 @@ def draw(seed: int, *shape: int) -> Tensor:
 
 @brief
 @given(seed=seeds, signed=st.booleans(), penalty=st.sampled_from([0.1, 1.0]))
-@example(seed=536, signed=True, penalty=0.1)  # a light spike beside a heavy one of its sign
+@example(seed=536, signed=True, penalty=0.1)  # a light spike next to a heavy one of the same sign
 def test_random_problems_on_the_circle_are_certified(seed: int, signed: bool, penalty: float) -> None:
-    """Any y, not only one with a sparse truth."""
+    """The solver works for any y, not only for sparse true measures."""
     features = Trigonometric(3, 1)
     found = solve_sparse(features, 2 * draw(seed, features.number), penalty, Torus(1), signed=signed)
     assert found.status == Status.CONVERGED
     assert found.certificate.optimal(1e-8)
     assert found.certificate.supremum <= 1 + 1e-6
-    assert len(found.measure) <= features.number, "as many spikes as frequencies suffice"
+    assert len(found.measure) <= features.number, "no more spikes than frequencies are needed"
 
 
 @pytest.mark.parametrize("penalty", [0.05, 1.0, 4.0])
@@ -48,7 +48,7 @@ def test_the_plane_from_a_grid_is_newtons_answer_from_the_truth(penalty: float) 
     assert spike_distance(found.measure, answer) < 1e-6
     assert dual_certificate(functional, answer).optimal(1e-8)
     shift = spike_distance(problem.first_order(), answer)
-    assert shift < 1e-3 * (1 + penalty) ** 2, "the bias is linear in λ, and what is left quadratic"
+    assert shift < 1e-3 * (1 + penalty) ** 2, "the bias is linear in λ, and the remainder is quadratic"
 
 
 def test_signed_spikes_on_the_line() -> None:
@@ -65,7 +65,7 @@ def test_signed_spikes_on_the_line() -> None:
 
 
 def test_neurons_on_the_sphere() -> None:
-    """A smooth two-layer net with a bias on the variation norm, and what the solver can and cannot prove of it."""
+    """Train a smooth two-layer network with a bias in the variation norm, with and without a proved gap."""
     data = draw(0, 20, 3)
 
     def neurons(theta: Tensor) -> Tensor:
@@ -77,7 +77,7 @@ def test_neurons_on_the_sphere() -> None:
     assert found.status == Status.CONVERGED
     assert not found.certificate.proved
     assert found.certificate.least > -1e-6
-    # |tanh''| ≤ 4/3^{3/2}, |tanh'| ≤ 1: along great circles ‖φ''‖² ≤ mean of (0.77‖x‖² + ‖x‖)²
+    # |tanh''| ≤ 4/3^{3/2} and |tanh'| ≤ 1, so ‖φ''‖² ≤ mean of (0.77‖x‖² + ‖x‖)² along great circles
     norm = data.norm(dim=-1)
     curvature = float((4 / 27**0.5 * norm**2 + norm).square().mean().sqrt())
     again = solve_sparse(FeatureMap(neurons, curvature), y, 0.01, Sphere(3), signed=True)
@@ -86,7 +86,7 @@ def test_neurons_on_the_sphere() -> None:
 
 
 def test_a_mixture_in_a_box_that_misses_one_component() -> None:
-    """Gaussians at -1 and 2.9 seen through a box that ends at 2.5: the second goes to the boundary."""
+    """With Gaussians at -1 and 2.9 and a box that ends at 2.5, the second spike is at the boundary."""
     x = torch.linspace(-4, 4, 60, dtype=torch.float64)
 
     def bells(theta: Tensor) -> Tensor:
@@ -100,7 +100,7 @@ def test_a_mixture_in_a_box_that_misses_one_component() -> None:
 
 
 def test_another_loss_than_the_square() -> None:
-    """R(f) = Σ log cosh(f - y), nonnegative and convex."""
+    """The fidelity R(f) = Σ log cosh(f - y) is nonnegative and convex."""
     features, y = Trigonometric(2, 1), draw(0, 5)
 
     def log_cosh(f: Tensor) -> Tensor:
@@ -121,7 +121,7 @@ def test_few_rounds_are_a_horizon_and_a_poor_start_is_told() -> None:
     assert not told.optimal(0.1)
     assert told.least < -0.1
     rescued = solve_sparse(functional.features, functional.fidelity, 1.0, Torus(2), start=start("poor"))
-    assert rescued.certificate.optimal(1e-8), "new particles where the certificate points"
+    assert rescued.certificate.optimal(1e-8), "particles are added where the certificate finds J' < 0"
 
 
 def test_doors() -> None:
@@ -144,7 +144,7 @@ def test_the_population_teacher_is_a_zero_of_its_risk() -> None:
 
 
 def test_students_do_not_depend_on_their_teachers() -> None:
-    """Same seeds: torch reads 32 bits of a seed, so a stream's offset must lie within them."""
+    """Torch reads 32 bits of a seed, so the offset of a stream must be within these bits."""
     teacher = PopulationTeacher.draw(4, 50, [3]).energy
     w = student(50, 4, [3], tau=2.0)
     torch.testing.assert_close(w[..., 1:].norm(dim=-1), torch.full((1, 50), 2.0).double())

@@ -1,4 +1,4 @@
-"""The risks of Theorems 1–3 against the exact minimisers at finite d, and the Bayes risk against samples."""
+"""The risks of Theorems 1 to 3 against the exact minimisers at finite d, and the Bayes risk against samples."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ RHO = COUNTS.double() / DIM
 
 
 def shapes(spectrum: Tensor) -> list[Tensor]:
-    """Γ: isotropic, aligned with B, and against it."""
+    """The covariances Γ: isotropic, aligned with B, and in the reverse order."""
     return [torch.ones_like(spectrum), spectrum, spectrum.flip(0) + 0.1 * spectrum.mean()]
 
 
 @given(st.integers(2, 8), st.integers(0, 1000), st.floats(0.01, 20), st.floats(0.1, 10))
 @settings(max_examples=30, deadline=None)
 def test_random_features_is_the_posters_formula(dim: int, seed: int, rho: float, scale: float) -> None:
-    """For σ(u) = u² - 1 and Tr Γ = 1, any Γ and B; another scale of Γ changes nothing."""
+    """The formula holds for σ(u) = u² - 1, Tr Γ = 1 and any Γ and B, and the scale of Γ does not matter."""
     random = torch.Generator().manual_seed(seed)
     draw = torch.randn(2, dim, dim, generator=random, dtype=torch.float64)
     target, gamma = draw[0] + draw[0].mT, draw[1] @ draw[1].mT
@@ -48,7 +48,7 @@ def test_random_features_is_the_posters_formula(dim: int, seed: int, rho: float,
 
 @pytest.mark.parametrize("shape", range(3))
 def test_random_features_against_the_exact_minimiser(shape: int) -> None:
-    """Square and ReLU, three covariances: within 0.025 at d = 200, the term in N/d² included, on average over draws."""
+    """With the term in N/d², the mean over draws is within 0.025 at d = 200, for the square and the ReLU."""
     w = gaussian(800, DIM, SEEDS)
     gaps: dict[str, list[Tensor]] = {"square": [], "relu": []}
     for draw, spectrum in enumerate(PROBLEM.spectrum):
@@ -65,7 +65,7 @@ def test_random_features_against_the_exact_minimiser(shape: int) -> None:
 
 
 def test_random_features_of_any_activation() -> None:
-    """A cubic with linear and quadratic parts, on unit weights, where the covariance is Σ_k c_k² (u·v)^k exactly."""
+    """For a cubic activation with linear and quadratic parts and unit weights, the covariance is Σ_k c_k² (u·v)^k."""
     weights = torch.tensor([0.3, 1.0, 0.8, 0.5], dtype=torch.float64)
     activation = expand(lambda u: polynomials(u, 3) @ weights, 3)
     gaps = []
@@ -80,7 +80,7 @@ def test_random_features_of_any_activation() -> None:
 
 
 def test_only_aligned_weights_reach_zero() -> None:
-    """ρ → ∞: 1 - cos²(B, Γ) for every activation."""
+    """As ρ → ∞, the risk is 1 - cos²(B, Γ) for every activation."""
     spectrum = PROBLEM.spectrum[0]
     for activation in (SQUARE, expand(torch.relu)):
         for gamma in shapes(spectrum):
@@ -91,7 +91,7 @@ def test_only_aligned_weights_reach_zero() -> None:
 
 
 def test_neural_tangent_against_the_exact_minimiser() -> None:
-    """On average over draws; and the poster's plus, instead of a product, is far off."""
+    """The formula holds on average over draws, while the poster's, with a sum for the product, is far off."""
     widths = [20, 60, 100, 150, 200, 260]
     rho = torch.tensor(widths).double() / DIM
     forms = PROBLEM.forms
@@ -122,7 +122,7 @@ def test_mixture_against_the_exact_minimisers() -> None:
     fixed = torch.stack([theory.random_features(*each) - theory.random_features_excess(*each) for each in arguments])
     exact = forms.risk(forms.random_features(w))[:, COUNTS - 1]
     assert float((exact - theory.mixture(fixed, spectrum)).mean(0).abs().max()) < 0.01
-    # Without the term in N/d² it is the formula of the errata; the printed factor ρ/(1 + 2ρ) is off.
+    # Without the term in N/d² this is the formula of the errata; the printed factor ρ/(1 + 2ρ) is wrong.
     half = spectrum.sum(-1, keepdim=True).square() / (2 * DIM)
     plain = theory.mixture(torch.stack([theory.random_features(*each) for each in arguments]), spectrum)
     torch.testing.assert_close(plain, 1 / (1 + RHO / (1 + RHO) * half))
@@ -146,7 +146,7 @@ def test_bayes_against_samples() -> None:
 
 
 def test_bayes_in_high_dimension_is_gaussian() -> None:
-    """‖Δ‖_F² = 2 over many directions: ℓ ~ N(±2, 4), the error is Φ(-1), the risk one Gaussian integral."""
+    """For ‖Δ‖_F² = 2 over many directions, ℓ ~ N(±2, 4), the error is Φ(-1), and the risk is a Gaussian integral."""
     spectrum = torch.full((1, 4000), math.sqrt(2 / 4000), dtype=torch.float64)
     nodes, weights = np.polynomial.hermite_e.hermegauss(80)
     expected = (weights / weights.sum() * (1 - np.tanh((2 + 2 * nodes) / 2))).sum()

@@ -1,4 +1,4 @@
-"""Max margins against other solvers, brute force and duality."""
+"""Maximum margins against other solvers, brute force and duality."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def test_svm_is_certified_and_scales(seed: int, n: int, dim: int, scale: float) 
 
 @pytest.mark.parametrize("seed", range(3))
 def test_svm_is_libsvms(seed: int) -> None:
-    """LIBSVM has an intercept, which is 0 when every sample is there with its mirror image."""
+    """The intercept of LIBSVM is 0 if the data contain the mirror image of every sample."""
     x, y = separable(seed)
     machine = SVC(kernel="linear", C=1e6, tol=1e-8).fit(torch.cat([x, -x]).numpy(), torch.cat([y, -y]).numpy())
     assert svm(x, y).attained == pytest.approx(1 / np.linalg.norm(machine.coef_), rel=1e-4)
@@ -68,7 +68,7 @@ def test_conjugate_kernel_is_an_average_of_neurons() -> None:
 
 
 def test_margin_of_many_random_features_is_the_limits() -> None:
-    """F₂: the margin on m features goes to that of the limit kernel."""
+    """The margin on m features converges to that of the limit kernel, the margin of F₂."""
     x, y = clusters(1, 24)
     limit = kernel_svm(conjugate_kernel(x, x), y)
     off = []
@@ -83,7 +83,7 @@ def test_margin_of_many_random_features_is_the_limits() -> None:
 @given(st.integers(0, 10_000), st.integers(1, 8), st.integers(1, 3), st.booleans())
 @settings(max_examples=60, deadline=None)
 def test_extremes_beat_every_direction(seed: int, n: int, dim: int, degenerate: bool) -> None:
-    """Against 20 000 directions and climbs from them; with repeated, opposite and zero samples too."""
+    """The maximum is that over 20 000 directions and local searches, also with repeated, opposite and zero samples."""
     random = np.random.default_rng(seed)
     x, c = random.standard_normal((n, dim)), random.standard_normal(n)
     if degenerate:
@@ -98,11 +98,11 @@ def test_extremes_beat_every_direction(seed: int, n: int, dim: int, degenerate: 
     assert best >= tried.max() - 1e-12
     climbed = float(np.abs(climb(x, c, directions[np.argsort(-tried)[:50]])[1]).max())
     assert climbed <= best + 1e-9
-    assert climbed >= 0.999 * best  # and it is attained
+    assert climbed >= 0.999 * best  # a local search attains it
 
 
 def test_variation_margin_in_the_plane_is_a_dense_program() -> None:
-    """The same program on 4000 directions of the circle."""
+    """The margin equals that of the linear program on 4000 directions of the circle."""
     random = torch.Generator().manual_seed(3)
     x = torch.cat([torch.ones(10, 1), 2 * torch.rand(10, 1, generator=random) - 1], dim=1).double()
     y = torch.where(torch.rand(10, generator=random) < 0.5, -1.0, 1.0).double()
@@ -115,7 +115,7 @@ def test_variation_margin_in_the_plane_is_a_dense_program() -> None:
     assert found.proved
     assert 0 <= found.gap <= 1e-6
     assert dense <= found.bound + 1e-9
-    assert found.attained == pytest.approx(dense, rel=3e-3)  # the grid's own error
+    assert found.attained == pytest.approx(dense, rel=3e-3)  # the error of the grid
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -129,7 +129,7 @@ def test_variation_margin_is_attained_and_certified(seed: int) -> None:
     outputs = (x @ found.neurons.T).relu() @ found.coefficients
     assert float((y * outputs).min()) == pytest.approx(found.attained, rel=1e-9)
     assert float(found.dual.sum()) == pytest.approx(1)
-    slack = y * outputs - found.attained  # complementary: p lives on the samples of least margin
+    slack = y * outputs - found.attained  # complementary slackness: p is supported on the samples of smallest margin
     assert float((found.dual * slack).sum()) <= 1e-6 * found.attained
     # ‖f‖_{F₂} ≥ ‖f‖_{F₁} for neurons on the sphere, so F₂ cannot have the larger margin.
     assert kernel_svm(conjugate_kernel(x, x) / 3, y).attained <= found.bound

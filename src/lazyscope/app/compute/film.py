@@ -1,6 +1,4 @@
-"""Margin flows that are recorded at every step, for two-layer networks whose layers are both trained, or the output
-layer alone.
-"""
+"""Margin flows of two-layer networks, recorded at every step, that train both layers or only the output layer."""
 
 from __future__ import annotations
 

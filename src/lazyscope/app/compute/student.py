@@ -82,7 +82,7 @@ class PairCoordinates(Coordinates):
 
     def __init__(self, net: TwoLayer, x: Inputs, alpha: Tensor, centred: bool) -> None:
         if alpha.ndim or not bool(alpha.isfinite()) or net.batch:
-            raise InputError("A pair is one net at one finite α; pass a single network and a number.")
+            raise InputError("A pair is one network at one finite α; pass a single network and a number.")
         self.batch, self.alpha = (2,), alpha.expand(2)
         self._both = net.coordinates(x, torch.stack([alpha, torch.full_like(alpha, math.inf)]), centred=True)
         start = net.coordinates(x, alpha, centred=centred)
