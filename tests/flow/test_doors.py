@@ -32,9 +32,9 @@ def test_data(linear: Any, flow: Callable[..., Any]) -> None:
     x, y = linear.x, linear.y
     bad = x.clone()
     bad[0, 0] = math.nan
-    with pytest.raises(InputError, match="remove|clean|correct"):
+    with pytest.raises(InputError, match=r"remove|clean|correct"):
         flow(linear.model, Square(), bad, y)
-    with pytest.raises(InputError, match="remove|clean|correct"):
+    with pytest.raises(InputError, match=r"remove|clean|correct"):
         flow(linear.model, Square(), x, y / 0)
     with pytest.raises(InputError, match=r"reshape|one target for each input"):
         flow(linear.model, Square(), x, y[:-1])
