@@ -55,7 +55,7 @@ def test_a_write_that_fails_leaves_what_was(
     assert {file.name: file.read_bytes() for file in tmp_path.iterdir()} == {"file": b"old"}
 
 
-@pytest.mark.skipif(not Path("/proc/self").is_dir(), reason="a folder in which nobody can write")
+@pytest.mark.skipif(not Path("/proc/self").is_dir(), reason="needs a folder that no user can write to")
 def test_folders_that_take_no_files_are_told_at_once(tmp_path: Path) -> None:
     with pytest.raises(StoreError, match=r"cannot be written to /proc.*because .*: choose another folder with --out"):
         disk.check(Path("/proc/nothing"))
