@@ -20,7 +20,7 @@ from lazyscope.loss import Loss, Risk
 from lazyscope.model.base import Model
 from lazyscope.model.coordinates import Alpha, Coordinates, Studied, check_alpha
 from lazyscope.model.ensemble import Ensemble
-from lazyscope.model.inputs import Samples, check_inputs
+from lazyscope.model.inputs import Samples, check_samples
 from lazyscope.model.two_layer import TwoLayer
 
 Times: TypeAlias = Tensor | Sequence[Number] | NDArray[Any]
@@ -42,9 +42,7 @@ class Objective:
     def of(cls, model: Studied, loss: Loss, x: Inputs, y: Target, alpha: Alpha, centred: bool) -> Objective:
         """Check the arguments, and create the objective on the given data."""
         check_alpha(alpha)
-        check_inputs(x)
-        if any(t.numel() == 0 for t in Samples(x).tensors):
-            raise InputError("The inputs contain no samples; pass at least one.")
+        check_samples(x)
         coordinates = in_single(model).coordinates(in_single_inputs(x), alpha, centred=centred)
         with torch.no_grad():
             start = coordinates.outputs(coordinates.zeros())

@@ -12,7 +12,7 @@ from torch.utils import _pytree as pytree
 from lazyscope._typing import Inputs
 from lazyscope.errors import InputError
 from lazyscope.labels import Target, as_target
-from lazyscope.model.inputs import check_inputs
+from lazyscope.model.inputs import check_samples
 
 Sampler: TypeAlias = Callable[[int, Generator], tuple[Inputs, Target]]
 """A function from (step, generator) to the inputs and targets of that step; new samples at each step give one-pass SGD.
@@ -43,7 +43,7 @@ class Minibatches:
     """
 
     def __init__(self, x: Inputs, y: Target, size: int, dim: int = 0) -> None:
-        check_inputs(x)
+        check_samples(x)
         like = next((leaf for leaf in pytree.tree_leaves(x) if isinstance(leaf, Tensor)), torch.empty(0, device="cpu"))
         self.x, self.y, self.size, self.dim = x, as_target(y, like), size, dim
         self.samples = self.y.shape[dim]

@@ -203,6 +203,20 @@ def check_inputs(x: Inputs) -> None:
         raise InputError("The inputs contain NaN or infinity; clean them, for instance with torch.nan_to_num.")
 
 
+def check_samples(x: Inputs) -> None:
+    """Check that inputs contain at least one sample, and neither NaN nor infinity.
+
+    Args:
+        x: The inputs of a model.
+
+    Raises:
+        InputError: If the inputs are empty, contain NaN or infinity, or do not consist of tensors.
+    """
+    check_inputs(x)
+    if any(t.numel() == 0 for t in flatten(x)[1]):
+        raise InputError("The inputs are empty; pass at least one sample.")
+
+
 def signature(t: Tensor) -> tuple[Any, ...]:
     """Return the properties of a tensor that a traced program depends on.
 

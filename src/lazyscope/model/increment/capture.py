@@ -309,15 +309,15 @@ def _verify(module: fx.GraphModule, function: Callable[..., Tensor], leaves: Seq
     here = torch.autograd.set_multithreading_enabled(False)
     with here, torch.enable_grad(), torch.autocast(leaves[0].device.type, enabled=False):
         ours, theirs = (_slope(each, leaves, moving) for each in (module, function))
-    if ours is None or theirs is None:
-        return  # an output that is no tensor, or does not depend on the parameters, is refused with a better reason
+    if ours is None or theirs is None or not all(bool(each.isfinite().all()) for each in theirs):
+        return  # outputs that are not finite, not a tensor or without parameters are refused with a better reason
     (value, slope), weights = theirs, _flat([w.detach() for w in leaves[:moving]])
     # What cancels (a symmetrised net starts at zero) has the rounding of its terms, whose size these are.
     terms = [float((slope * weights).abs().sum()), _largest(value) / max(_largest(weights), 1e-300)]
     for mine, true, size in zip(ours, theirs, terms, strict=True):
         rounding = 1e3 * torch.finfo(true.dtype).eps * size
         gap = _largest(mine - true)
-        if not gap <= _TOLERANCE.get(true.dtype, 0.2) * _largest(true) + rounding and bool(true.isfinite().all()):
+        if not gap <= _TOLERANCE.get(true.dtype, 0.2) * _largest(true) + rounding:
             check_finite(mine, "The traced forward")
             raise ModelError(
                 "The derivative that autograd gives for this model is not that of its forward (a custom"
