@@ -36,10 +36,10 @@ from lazyscope.lab.style import panels
 from lazyscope.model.base import Model
 from lazyscope.model.vgg import vgg11
 from lazyscope.tangent import gram, tangent_kernel_to_zarr
-from lazyscope.tangent.circuit import Circuit
 from lazyscope.tangent.gram import Pairing, forms
 from lazyscope.tangent.group import by_layer
 from lazyscope.tangent.outer import Dense, Outer
+from lazyscope.tangent.sample_graph import SampleGraph
 
 CPU = torch.device("cpu")
 app = typer.Typer(add_completion=False, no_args_is_help=True)
@@ -129,10 +129,10 @@ class CostModel:
     def of(net: nn.Module, x: Tensor) -> CostModel:
         """Build the cost model from the factors of two samples, of which only the shapes are used."""
         model, two = Model(net), x[:2]
-        circuit = Circuit.of(model, two)
+        sample_graph = SampleGraph.of(model, two)
         k = model(two).shape[1]
-        features = circuit.features(two, torch.eye(k), chunk=2, together=1)
-        parts = [group.jacobian(features) for group in by_layer(circuit)]
+        features = sample_graph.features(two, torch.eye(k), chunk=2, together=1)
+        parts = [group.jacobian(features) for group in by_layer(sample_graph)]
         with FlopCounterMode(display=False) as counter:
             model(two)
         return CostModel(tuple(part for part in parts if isinstance(part, Outer)), counter.get_total_flops() / 2, k)

@@ -70,8 +70,10 @@ def test_the_spectrum_is_that_of_the_dense_jacobian(report: Report, model: ls.Mo
     assert report.tangent.condition == pytest.approx(float(values[0] / values[-1]), rel=1e-6)
     assert sum(report.tangent.shares) == pytest.approx(1, rel=1e-10)
     assert sum(report.tangent.counts) == len(values)
-    push = (y - model(x)).flatten()
-    quotient = float(push @ (jacobian @ (jacobian.T @ push)) / N / push.square().sum())
+    negative_gradient = (y - model(x)).flatten()
+    quotient = float(
+        negative_gradient @ (jacobian @ (jacobian.T @ negative_gradient)) / N / negative_gradient.square().sum()
+    )
     assert float(np.dot(report.tangent.rates, report.tangent.shares)) == pytest.approx(quotient, rel=1e-9)
 
 

@@ -32,8 +32,8 @@ from lazyscope.errors import ExperimentError, LazyscopeError
 from lazyscope.lab import Experiment, Params
 from lazyscope.lab import cluster as lab
 from lazyscope.lab.cluster import Cluster, _environment, cluster_at, fitted, local_cluster
-from lazyscope.lab.crew import ClusterNote
 from lazyscope.lab.executor import Task
+from lazyscope.lab.pool import ClusterNote
 from lazyscope.lab.run import records, run
 from lazyscope.lab.store import Store
 

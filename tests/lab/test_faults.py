@@ -18,7 +18,7 @@ import lazyscope
 from lazyscope.errors import LazyscopeError
 from lazyscope.lab import Experiment
 from lazyscope.lab.cluster import cluster_at
-from lazyscope.lab.crew import ClusterNote
+from lazyscope.lab.pool import ClusterNote
 from lazyscope.lab.run import records, run
 from lazyscope.lab.store import Store
 

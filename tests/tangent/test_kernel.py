@@ -17,9 +17,9 @@ from lazyscope import Model
 from lazyscope.errors import InputError, ModelError
 from lazyscope.model.vgg import vgg11
 from lazyscope.tangent import tangent_kernel
-from lazyscope.tangent.circuit import Circuit
 from lazyscope.tangent.gram import Pairing, add_pairs, add_relay, add_slabs
 from lazyscope.tangent.outer import Dense, OneHot, Outer
+from lazyscope.tangent.sample_graph import SampleGraph
 
 BOUND = {torch.float64: 1e-10, torch.float32: 1e-4}
 
@@ -72,9 +72,11 @@ def test_kernel_of_each_parameter_is_that_of_its_jacobian() -> None:
 @pytest.mark.parametrize("name", ["resnet18", "transformer", "batch-norm", "group-layer-norm", "filters", "attention"])
 def test_outputs_pulled_back_together_or_one_by_one(name: str) -> None:
     model, x = build(name, 3)
-    circuit = Circuit.of(model, x)
-    seeds = torch.eye(circuit.k, dtype=torch.float64)
-    one, many = (circuit.features(x, seeds, chunk=c, together=t).gradients for c, t in ((2, 1), (3, circuit.k)))
+    sample_graph = SampleGraph.of(model, x)
+    seeds = torch.eye(sample_graph.k, dtype=torch.float64)
+    one, many = (
+        sample_graph.features(x, seeds, chunk=c, together=t).gradients for c, t in ((2, 1), (3, sample_graph.k))
+    )
     for node, gradient in one.items():
         assert torch.allclose(gradient, many[node], rtol=1e-10, atol=1e-12)
 

@@ -83,11 +83,11 @@ def compute(settings: Settings) -> Result:
         The problem and its descent.
     """
     name = NAMES[settings.problem]
-    told: dict[str, dict[str, float | int]] = {
+    options: dict[str, dict[str, float | int]] = {
         "conditioned": {"condition": settings.condition, "seed": settings.seed},
         "least squares": {"p": 20, "n": 5, "seed": settings.seed},
     }
-    problem = PROBLEMS[name](**told.get(name, {"start": settings.start}))
+    problem = PROBLEMS[name](**options.get(name, {"start": settings.start}))
     lr = float(settings.step) / (problem.smoothness if math.isfinite(problem.smoothness) else 1.0)
     descent = problem.descend(torch.tensor(lr, dtype=torch.float64), torch.arange(settings.steps + 1))
     return Result(name, problem, descent, lr, settings.steps)

@@ -49,8 +49,8 @@ def trial(points: list[Params], device: torch.device) -> list[Result]:
 def _random(point: Params) -> Result:
     """Compute all certificates of a random problem."""
     p = RandomProblem.draw(int(point["seed"]))
-    told = {"alpha": p.alpha, "K": p.K, "centred": p.centred, "unseen": p.unseen, "constants": p.constants}
-    found = certify(p.model, p.loss, p.x, p.y, points=6, **told)  # type: ignore[arg-type]
+    options = {"alpha": p.alpha, "K": p.K, "centred": p.centred, "unseen": p.unseen, "constants": p.constants}
+    found = certify(p.model, p.loss, p.x, p.y, points=6, **options)  # type: ignore[arg-type]
     tight = [max((m.ratio for m in c.measurements), default=math.nan) for c in found]
     return {
         "names": np.array([c.name for c in found]),
@@ -71,10 +71,10 @@ def _net(width: int, dim: int, n: int, seed: int, tau: float = 1.0) -> tuple[Two
 def _horizon(point: Params) -> Result:
     """Apply Theorem 2.3 to one net: bounds and distances at T = K/Lip(h)²."""
     net, x, y = _net(20, 4, 8, 0)
-    told = {"alpha": float(point["alpha"]), "centred": True}
-    certificate = finite_horizon(net, x, y, K=float(point["K"]), unseen=-x, **told)  # type: ignore[arg-type]
+    options = {"alpha": float(point["alpha"]), "centred": True}
+    certificate = finite_horizon(net, x, y, K=float(point["K"]), unseen=-x, **options)  # type: ignore[arg-type]
     times = torch.linspace(0, certificate.horizon, 12, dtype=torch.float64)
-    both = compare(net, Square(), x, y, times=times, unseen=-x, **told)  # type: ignore[arg-type]
+    both = compare(net, Square(), x, y, times=times, unseen=-x, **options)  # type: ignore[arg-type]
     result: Result = {"holds": certificate.against(both).holds}
     for bound in certificate.bounds:
         name = bound.quantity + ("_tight" if "1/2" in bound.statement else "")
@@ -87,10 +87,10 @@ def _over(point: Params) -> Result:
     """Apply Theorem 2.4 just above its threshold α = ‖y*‖/C₀: the decrease of the loss, and its rate."""
     net, x, y = _net(40, 5, 3, int(point["seed"]))
     constants = TwoLayerConstants(net, x)
-    told = {"centred": True, "constants": constants}
-    least = over_parameterised(net, Square(), x, y, alpha=1.0, **told).constants  # type: ignore[arg-type]
+    options = {"centred": True, "constants": constants}
+    least = over_parameterised(net, Square(), x, y, alpha=1.0, **options).constants  # type: ignore[arg-type]
     alpha = 1.01 * least["‖y*‖"].value / least["C₀"].value
-    certificate = over_parameterised(net, Square(), x, y, alpha=alpha, **told)  # type: ignore[arg-type]
+    certificate = over_parameterised(net, Square(), x, y, alpha=alpha, **options)  # type: ignore[arg-type]
     rate = certificate.constants["rate mσ_min²/4"].value
     times = torch.linspace(0, 2 / rate, TIMES, dtype=torch.float64)
     both = compare(net, Square(), x, y, alpha=alpha, times=times, centred=True)
@@ -119,8 +119,8 @@ def _under(point: Params) -> Result:
     times = torch.linspace(0, 15 / float(eigenvalues[0]), TIMES, dtype=torch.float64)
     both = compare(net, Square(), x, y, alpha=alpha, times=times, centred=True)
     around = [rank(_moved(net, 1 / alpha, seed), x) for seed in range(8)]
-    told = {"rank": rank(net, x), "ranks_around": around, "centred": True, "comparison": both}
-    certificate = under_parameterised(net, Square(), x, y, alpha=alpha, **told)  # type: ignore[arg-type]
+    options = {"rank": rank(net, x), "ranks_around": around, "centred": True, "comparison": both}
+    certificate = under_parameterised(net, Square(), x, y, alpha=alpha, **options)  # type: ignore[arg-type]
     decay = Decay.of(both)
     return {
         "holds": certificate.holds,
@@ -159,8 +159,8 @@ def _least_curvature(net: TwoLayer, x: Tensor, y: Tensor, alpha: float, end: flo
 
     It is positive at a strict minimum.
     """
-    told = {"alpha": alpha, "centred": True, "times": [end], "keep_params": True, "rtol": 1e-9, "atol": 1e-12}
-    path = gradient_flow(net, Square(), x, y, tolerance=0.0, **told)  # type: ignore[arg-type]
+    options = {"alpha": alpha, "centred": True, "times": [end], "keep_params": True, "rtol": 1e-9, "atol": 1e-12}
+    path = gradient_flow(net, Square(), x, y, tolerance=0.0, **options)  # type: ignore[arg-type]
     assert path.params is not None
     a, b = (path.params[name][-1] for name in ("a", "b"))
     coordinates = net.coordinates(x, alpha, centred=True)

@@ -94,7 +94,7 @@ def predict(subject: Subject, kernel: Kernel, tangent: Tangent) -> Prediction | 
     times = np.concatenate([[0.0], np.geomspace(0.01, LONG if square else STIFF, TIMES) * natural])
     if square:
         rates, shares = np.array(tangent.rates), np.array(tangent.shares)
-        start = 0.5 * float(subject.push.double().square().sum()) / subject.n
+        start = 0.5 * float(subject.negative_gradient.double().square().sum()) / subject.n
         missing = max(0.0, 1 - shares.sum())  # rounding
         loss = start * ((np.exp(-2 * np.outer(times, rates)) * shares).sum(1) + missing)
         noise = 4 * math.sqrt(tangent.size) * torch.finfo(subject.start.dtype).eps * tangent.top

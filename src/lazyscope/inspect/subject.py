@@ -35,7 +35,7 @@ class Subject:
         y: The targets of the n points.
         risk: The loss on these targets.
         start: The outputs h(w₀) at the initial weights, of shape `(n, ...)`.
-        push: The negative gradient -∇ℓ(h(w₀)) with respect to the outputs. For the square loss it is y* - h(w₀).
+        negative_gradient: The negative gradient -∇ℓ(h(w₀)) with respect to the outputs: y* - h(w₀) for the square loss.
         given: The number of points that the user passed, from which the n points were drawn.
         notes: The notes for the report.
         whole: Whether the outputs of a point depend on other points, so that all points must be used together.
@@ -48,7 +48,7 @@ class Subject:
     y: Tensor
     risk: Risk
     start: Tensor
-    push: Tensor
+    negative_gradient: Tensor
     given: int
     notes: tuple[str, ...]
     whole: bool = False

@@ -165,14 +165,18 @@ def tangent_of(subject: Subject, kernel: Kernel, clock: Clock) -> Tangent:
     Raises:
         ModelError: If the kernel is zero.
     """
-    target, push, n = subject.target.flatten(), subject.push.flatten(), subject.n
-    found = _free(subject, kernel, push, clock) if kernel.matrix is None else _dense(kernel.matrix, push, target, n)
+    target, negative_gradient, n = subject.target.flatten(), subject.negative_gradient.flatten(), subject.n
+    found = (
+        _free(subject, kernel, negative_gradient, clock)
+        if kernel.matrix is None
+        else _dense(kernel.matrix, negative_gradient, target, n)
+    )
     if not found.top > 0:
         raise ModelError("Dh(w₀) = 0: the outputs do not depend on the weights to first order; start elsewhere.")
     return found
 
 
-def _dense(matrix: Tensor, push: Tensor, target: Tensor, n: int) -> Tangent:
+def _dense(matrix: Tensor, negative_gradient: Tensor, target: Tensor, n: int) -> Tangent:
     found = Spectrum.of(matrix)
     values = found.eigenvalues.cpu() / n
     top = float(values[0])
@@ -189,7 +193,7 @@ def _dense(matrix: Tensor, push: Tensor, target: Tensor, n: int) -> Tangent:
         effective_rank=found.trace.value / n / top if top > 0 else math.nan,
         rank=float((values > noise).sum()),
         rates=tuple(rates.tolist()),
-        shares=_shares(found, push),
+        shares=_shares(found, negative_gradient),
         target_shares=_shares(found, target),
         edges=edges,
         counts=counts,
@@ -200,16 +204,16 @@ def _shares(found: Spectrum, vector: Tensor) -> tuple[float, ...]:
     return tuple(found.alignment(vector).shares.tolist()) if bool(vector.any()) else (0.0,) * found.size
 
 
-def _free(subject: Subject, kernel: Kernel, push: Tensor, clock: Clock) -> Tangent:
+def _free(subject: Subject, kernel: Kernel, negative_gradient: Tensor, clock: Clock) -> Tangent:
     """Estimate the spectrum from matrix products: with random vectors, and with the initial gradient for its shares."""
     operator = kernel.operator
     assert isinstance(operator, TangentOperator)
     before = clock.elapsed
-    operator.matvec(push.to(operator.dtype))
+    operator.matvec(negative_gradient.to(operator.dtype))
     product = clock.elapsed - before
     steps = max(8, min(LANCZOS, int(0.3 * clock.left / ((PROBES + 1) * max(product, 1e-6)))))
     density = spectral_density(operator, probes=PROBES, steps=steps)
-    measure = spectral_measure(operator, push, steps=steps)
+    measure = spectral_measure(operator, negative_gradient, steps=steps)
     n, size = subject.n, operator.shape[0]
     nodes, weights = measure.nodes[0] / n, measure.weights[0] / measure.weights.sum()
     order = nodes.argsort(descending=True)

@@ -27,9 +27,9 @@ import torch
 
 from lazyscope.errors import LazyscopeError
 from lazyscope.extras import required
-from lazyscope.lab.crew import PATIENCE, Crew
 from lazyscope.lab.executor import Drawn, Ended, Task
 from lazyscope.lab.outcome import View
+from lazyscope.lab.pool import PATIENCE, WorkerPool
 
 if TYPE_CHECKING:  # it takes a second to import, and belongs to an extra
     import distributed
@@ -55,7 +55,7 @@ class Cluster:
 
     def __init__(self, client: distributed.Client, link: str | None = None) -> None:
         self.client, self.link = client, link
-        self._crew = Crew(client)
+        self._pool = WorkerPool(client)
 
     def __call__(self, tasks: Sequence[Task], /) -> Ended:
         """Run the tasks on the workers.
@@ -69,7 +69,7 @@ class Cluster:
         from lazyscope.lab.sweep import Sweep
 
         if tasks:
-            yield from Sweep(self._crew, fitted(tasks, len(self._crew.able()))).results()
+            yield from Sweep(self._pool, fitted(tasks, len(self._pool.able()))).results()
 
     def draw(self, view: View) -> Drawn:
         """Draw a figure and check its claims on a worker, with priority over trials.
@@ -82,7 +82,7 @@ class Cluster:
         """
         from lazyscope.lab.sweep import draw
 
-        return draw(self._crew, view)
+        return draw(self._pool, view)
 
     def device(self, name: str) -> torch.device:
         """Choose the device type that the workers use.
@@ -96,7 +96,7 @@ class Cluster:
         Raises:
             LazyscopeError: If some workers lack the requested device.
         """
-        return self._crew.device(name)
+        return self._pool.device(name)
 
 
 _ONE_THREAD = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), 1)

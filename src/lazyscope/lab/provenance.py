@@ -76,8 +76,8 @@ def _commit() -> str:
 
     For a copy without its repository, such as on a cluster, set the environment variable LAZYSCOPE_COMMIT.
     """
-    if told := os.environ.get("LAZYSCOPE_COMMIT"):
-        return told
+    if given := os.environ.get("LAZYSCOPE_COMMIT"):
+        return given
     here = Path(__file__)
     try:
         # Without this check, a package in a virtual environment would report the commit of the surrounding repository.

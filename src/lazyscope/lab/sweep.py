@@ -16,9 +16,9 @@ from distributed.protocol.pickle import dumps
 
 from lazyscope.errors import LazyscopeError
 from lazyscope.lab.code import drawing_code
-from lazyscope.lab.crew import PATIENCE, ClusterNote, Crew
 from lazyscope.lab.executor import Drawn, Ended, Measured, Task
 from lazyscope.lab.outcome import Outcome, View
+from lazyscope.lab.pool import PATIENCE, ClusterNote, WorkerPool
 from lazyscope.lab.worker import OtherCodeError, measure
 from lazyscope.lab.worker import draw as on_worker
 
@@ -39,12 +39,12 @@ class Sweep:
     others, then alone after all others have ended. If the worker dies again, the task has failed.
 
     Args:
-        crew: The workers.
+        pool: The workers.
         tasks: The tasks to run.
     """
 
-    def __init__(self, crew: Crew, tasks: list[Task]) -> None:
-        self._crew, self._client = crew, crew.client
+    def __init__(self, pool: WorkerPool, tasks: list[Task]) -> None:
+        self._pool, self._client = pool, pool.client
         self._waiting = deque(tasks)
         self._suspects: deque[Task] = deque()
         self._alone = False
@@ -79,7 +79,7 @@ class Sweep:
             self._alone = True
             self._waiting.append(self._suspects.popleft())
         if self._waiting:
-            self._able = self._crew.able() if self._crew.mixed else None
+            self._able = self._pool.able() if self._pool.mixed else None
         while self._waiting:
             task = self._waiting.popleft()
             key = f"{task.experiment}-{uuid.uuid4()}"
@@ -99,7 +99,7 @@ class Sweep:
         except KilledWorker as error:
             yield from self._bury(task, error)
         except OtherCodeError as error:
-            self._crew.refuse(error.address, error.message)
+            self._pool.refuse(error.address, error.message)
             self._waiting.append(task)
         except ImportError as error:
             yield from self._not_loaded(task, error)
@@ -130,7 +130,7 @@ class Sweep:
         name = f"{task.experiment}: {task.points}"
         self._refusals[name] = self._refusals.get(name, 0) + 1
         if missing == "lazyscope" and self._refusals[name] <= _DEATHS:
-            self._crew.able()  # warns about that worker, and raises if there is no other
+            self._pool.able()  # warns about that worker, and raises if there is no other
             self._waiting.append(task)
             return
         module = task.trial.__module__
@@ -147,7 +147,7 @@ class Sweep:
         self._waiting.append(task)
         if self._client.status == "running":
             return
-        address = self._crew.address
+        address = self._pool.address
         _note(f"The connection to the scheduler at {address} is lost; waiting for it to come back.")
         deadline = time.monotonic() + PATIENCE
         while self._client.status != "running":
@@ -165,11 +165,11 @@ class Sweep:
         if not self._client.nthreads():
             self._idle_since = self._idle_since or time.monotonic()
             if time.monotonic() - self._idle_since > PATIENCE:
-                _note(f"There are no workers left at {self._crew.address}; start new ones to continue the run.")
+                _note(f"There are no workers left at {self._pool.address}; start new ones to continue the run.")
                 self._idle_since = math.inf
             return
         self._idle_since = None
-        if self._able is not None and not set(self._able) & set(self._crew.able()):
+        if self._able is not None and not set(self._able) & set(self._pool.able()):
             tasks = [task for _, task in self._running.values()]
             self._withdraw()
             self._waiting.extend(tasks)
@@ -180,20 +180,20 @@ class Sweep:
         self._running.clear()
 
 
-def draw(crew: Crew, view: View) -> Drawn:
+def draw(pool: WorkerPool, view: View) -> Drawn:
     """Draw a figure and check its claims on a worker, with priority over trials.
 
     Args:
-        crew: The workers.
+        pool: The workers.
         view: The stored trials.
 
     Returns:
         A future of the outcome.
     """
     call = dumps(_Call(on_worker, view, drawing_code(view.experiment).fingerprint))
-    able = crew.able() if crew.mixed else None
+    able = pool.able() if pool.mixed else None
     key = f"draw-{view.experiment.name}-{uuid.uuid4()}"
-    drawn: Future[Outcome] = crew.client.submit(pickle.loads, call, key=key, workers=able, pure=False, priority=1)
+    drawn: Future[Outcome] = pool.client.submit(pickle.loads, call, key=key, workers=able, pure=False, priority=1)
     return drawn
 
 

@@ -24,11 +24,11 @@ from lazyscope.model.increment.program import widened
 from lazyscope.model.inputs import Samples
 from lazyscope.progress import Bar
 from lazyscope.tangent.budget import Budget
-from lazyscope.tangent.circuit import Circuit, Features, value
 from lazyscope.tangent.gram import Pairing, accumulate
 from lazyscope.tangent.group import Group, alike, by_parameter, whole
 from lazyscope.tangent.group import by_layer as with_biases
 from lazyscope.tangent.readout import Readout
+from lazyscope.tangent.sample_graph import Features, SampleGraph, value
 
 _AGREEMENT = {torch.float64: 1e-6, torch.float32: 2e-2}
 """Relative differences between two computations of a number that exceed rounding, including TF32; 0.2 otherwise."""
@@ -40,7 +40,7 @@ class Part:
 
     x: Inputs
     places: Tensor
-    circuit: Circuit
+    sample_graph: SampleGraph
 
     @property
     def n(self) -> int:
@@ -53,21 +53,21 @@ class Assembly:
 
     def __init__(self, model: Model, readout: Readout, apart: bool, memory: int | None) -> None:
         self._model, self._readout, self._apart, self._memory = model, readout, apart, memory
-        self._circuits: dict[Captured, Circuit] = {}
+        self._sample_graphs: dict[Captured, SampleGraph] = {}
 
     def kernels(self, x1: Inputs, x2: Inputs | None) -> dict[str, Tensor]:
         """Compute the kernel of each parameter if they are kept separate, otherwise their sum under the name ""."""
         rows = self._parts(x1)
         columns = rows if x2 is None else self._parts(x2)
-        outputs = {part.circuit.k for part in (*rows, *columns)}
+        outputs = {part.sample_graph.k for part in (*rows, *columns)}
         if len(outputs) > 1:
             raise ModelError(
                 "The samples have outputs of different sizes, so their kernel is not defined; pad the outputs to one"
                 " size."
             )
         k = self._readout.width(outputs.pop())
-        names = list(rows[0].circuit.parameters.values()) if self._apart else [""]
-        like = self._output(rows[0].circuit)
+        names = list(rows[0].sample_graph.parameters.values()) if self._apart else [""]
+        like = self._output(rows[0].sample_graph)
         n1, n2 = sum(part.n for part in rows), sum(part.n for part in columns)
         result = {name: torch.zeros(n1, k, n2, k, dtype=like.dtype, device=like.device) for name in names}
         with Bar("tangent kernel", total=n1 * n2 / (2 if x2 is None else 1)) as bar:
@@ -77,11 +77,11 @@ class Assembly:
         for kernel in result.values():
             check_finite(kernel, "The kernel")
         self._compare(rows[0], x2 is None, result)
-        return {name: self._readout.finish(kernel, rows[0].circuit.k) for name, kernel in result.items()}
+        return {name: self._readout.finish(kernel, rows[0].sample_graph.k) for name, kernel in result.items()}
 
     def _compare(self, row: Part, symmetric: bool, result: dict[str, Tensor]) -> None:
         """Compare the kernel of the first sample with itself to the gradient that autograd gives."""
-        if not symmetric or self._readout.width(row.circuit.k) != self._readout.rows(row.circuit.k):
+        if not symmetric or self._readout.width(row.sample_graph.k) != self._readout.rows(row.sample_graph.k):
             return  # a kernel between two sets, or a trace over many outputs, uses features that are compared elsewhere
         model, at = self._model, int(row.places[0])
         first = Samples(row.x).rows(slice(1))
@@ -94,7 +94,7 @@ class Assembly:
             leaves = [w.detach().requires_grad_() for w in model.params.values()]
             out = captured.module(*leaves, *model.state.values(), *flatten(first)[1]).flatten()
             out = out.to(next(iter(leaves)).dtype)
-        cotangents = self._readout.cotangents(self._output(row.circuit))
+        cotangents = self._readout.cotangents(self._output(row.sample_graph))
         signs = torch.ones(len(cotangents), dtype=out.dtype, device=out.device)
         signs[1::2] = -1
         gradients = torch.autograd.grad(out, leaves, signs @ cotangents, allow_unused=True)
@@ -125,11 +125,11 @@ class Assembly:
 
     def _block(self, result: dict[str, Tensor], one: Part, two: Part, symmetric: bool, bar: Bar) -> None:
         symmetric = symmetric and one is two
-        pairs = self._pairs(one.circuit, two.circuit)
-        cotangents = self._readout.cotangents(self._output(one.circuit))
+        pairs = self._pairs(one.sample_graph, two.sample_graph)
+        cotangents = self._readout.cotangents(self._output(one.sample_graph))
         sizes = one.n, 0 if symmetric else two.n
         budgets = [
-            Budget.of(part.circuit, [pair[side] for pair in pairs], sizes, len(cotangents), self._memory)
+            Budget.of(part.sample_graph, [pair[side] for pair in pairs], sizes, len(cotangents), self._memory)
             for side, part in enumerate((one, two))
         ]
         tile = min(budget.tile for budget in budgets)
@@ -149,11 +149,11 @@ class Assembly:
             for kernel in result.values():
                 mirror(kernel.view(len(kernel) * kernel.shape[1], -1))
 
-    def _pairs(self, one: Circuit, two: Circuit) -> list[tuple[Group, Group]]:
-        """Find the parameters that both circuits depend on, each in forms that can be multiplied."""
+    def _pairs(self, one: SampleGraph, two: SampleGraph) -> list[tuple[Group, Group]]:
+        """Find the parameters that both sample graphs depend on, each in forms that can be multiplied."""
         if one is two:
             return [(group, group) for group in (by_parameter(one) if self._apart else with_biases(one))]
-        first, second = ({group.name: group for group in by_parameter(circuit)} for circuit in (one, two))
+        first, second = ({group.name: group for group in by_parameter(sample_graph)} for sample_graph in (one, two))
         shared = [name for name in first if name in second]
         return [
             (first[name], second[name]) if alike(first[name], second[name]) else (whole(one, name), whole(two, name))
@@ -167,7 +167,7 @@ class Assembly:
         captured = model.graph(model.params, model.state, Samples(x).rows(slice(1)))
         captured.check_limit()
         if captured.unconditional:
-            return [Part(x, torch.arange(n, device=device), self._circuit(captured))]
+            return [Part(x, torch.arange(n, device=device), self._sample_graph(captured))]
         found: dict[Captured, list[int]] = {}
         for i in range(n):
             captured = model.graph(model.params, model.state, Samples(x).rows(slice(i, i + 1)))
@@ -176,29 +176,29 @@ class Assembly:
         parts = []
         for captured, rows in found.items():
             places = torch.tensor(rows, device=device)
-            parts.append(Part(Samples(x).rows(places), places, self._circuit(captured)))
+            parts.append(Part(Samples(x).rows(places), places, self._sample_graph(captured)))
         return parts
 
-    def _output(self, circuit: Circuit) -> Tensor:
+    def _output(self, sample_graph: SampleGraph) -> Tensor:
         """A tensor like the output of one sample, in the precision of the parameters."""
-        output: Tensor = value(circuit.result)
+        output: Tensor = value(sample_graph.result)
         return output.to(next(iter(self._model.params.values())).dtype)
 
-    def _circuit(self, captured: Captured) -> Circuit:
-        """The circuit of a graph, with a float64 copy if rounding could change branches and TF32 is not allowed."""
-        if captured not in self._circuits:
+    def _sample_graph(self, captured: Captured) -> SampleGraph:
+        """The sample graph of a traced graph, with a float64 copy if rounding could change branches and TF32 is off."""
+        if captured not in self._sample_graphs:
             model, graph = self._model, captured.module
-            circuit = Circuit(graph, model)
+            sample_graph = SampleGraph(graph, model)
             double = next(iter(model.params.values())).dtype == torch.float64
-            if not double and circuit.kinked and torch.get_float32_matmul_precision() == "highest":
-                circuit = Circuit(graph, model, Circuit(widened(graph), model.double()))
-            self._circuits[captured] = circuit
-        return self._circuits[captured]
+            if not double and sample_graph.kinked and torch.get_float32_matmul_precision() == "highest":
+                sample_graph = SampleGraph(graph, model, SampleGraph(widened(graph), model.double()))
+            self._sample_graphs[captured] = sample_graph
+        return self._sample_graphs[captured]
 
 
 def _features(part: Part, rows: slice, cotangents: Tensor, budget: Budget) -> Features:
     x = Samples(part.x).rows(rows)
-    return part.circuit.features(x, cotangents, chunk=budget.chunk, together=budget.together)
+    return part.sample_graph.features(x, cotangents, chunk=budget.chunk, together=budget.together)
 
 
 def mirror(kernel: Tensor, step: int = 512) -> None:

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from lazyscope.memory import Memory, default_memory, parse_memory
-from lazyscope.tangent.circuit import Circuit, size, value
 from lazyscope.tangent.group import Group
+from lazyscope.tangent.sample_graph import SampleGraph, size, value
 
 DEFAULT = {"cpu": 1 << 30, "cuda": 12 << 30}
 """The default number of bytes in addition to the kernel itself; larger values barely save time."""
@@ -32,15 +32,15 @@ class Budget:
 
     @staticmethod
     def of(
-        circuit: Circuit, groups: Sequence[Group], samples: tuple[int, int], k: int, memory: Memory | None
+        sample_graph: SampleGraph, groups: Sequence[Group], samples: tuple[int, int], k: int, memory: Memory | None
     ) -> Budget:
         """Choose the sizes for a kernel between `samples` of x1 and x2 (0 stands for x1 again) with k outputs."""
-        device = value(circuit.result).device
+        device = value(sample_graph.result).device
         total = parse_memory(memory) or default_memory(device, DEFAULT)
-        item = value(circuit.result).element_size()
-        kept = sum(size(node) for node in circuit.captured) + k * sum(size(node) for node in circuit.outputs)
+        item = value(sample_graph.result).element_size()
+        kept = sum(size(node) for node in sample_graph.captured) + k * sum(size(node) for node in sample_graph.outputs)
         whole = k * max((group.columns for group in groups), default=0)
-        nodes = [size(node) for node in circuit.data]
+        nodes = [size(node) for node in sample_graph.data]
         # One backward pass for all outputs is faster on a GPU, one pass per output is faster on a CPU.
         together = 1 if device.type == "cpu" else max(1, min(k, total // (32 * item * max(nodes))))
         passing = 2 * sum(nodes) + 3 * together * max(nodes)

@@ -10,9 +10,9 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
-from lazyscope.tangent.circuit import Circuit, Features, aten, size, value
 from lazyscope.tangent.outer import Outer, Parts, Tied, Whole
 from lazyscope.tangent.rule import Broadcast, Product, Rule, rule
+from lazyscope.tangent.sample_graph import Features, SampleGraph, aten, size, value
 
 TRANSPOSED = ((aten.t.default, "()"),)
 
@@ -52,7 +52,7 @@ class General:
     """Any other parameter: the gradients of weights that depend on it are pulled back to the parameter."""
 
     name: str
-    circuit: Circuit
+    sample_graph: SampleGraph
     parameter: fx.Node
     uses: tuple[tuple[fx.Node, Rule], ...]
 
@@ -72,8 +72,8 @@ class General:
         return Whole(total.reshape(*total.shape[:2], math.prod(total.shape[2:])))
 
     def _pull(self, weight: fx.Node, gradient: Tensor) -> Tensor:
-        start = self.circuit.fixed[self.parameter]
-        pull: Any = torch.func.vjp(lambda w: self.circuit.weigh(weight, {self.parameter: w}), start)[1]
+        start = self.sample_graph.fixed[self.parameter]
+        pull: Any = torch.func.vjp(lambda w: self.sample_graph.weigh(weight, {self.parameter: w}), start)[1]
         result: Tensor = torch.vmap(torch.vmap(lambda g: pull(g)[0]))(gradient)
         return result
 
@@ -81,37 +81,37 @@ class General:
 Group = Factored | Shared | General
 
 
-def by_parameter(circuit: Circuit) -> list[Group]:
+def by_parameter(sample_graph: SampleGraph) -> list[Group]:
     """Create one group for each parameter that the output depends on."""
-    return [_group(circuit, node, each) for node, each in _uses(circuit).items() if each]
+    return [_group(sample_graph, node, each) for node, each in _uses(sample_graph).items() if each]
 
 
-def _uses(circuit: Circuit) -> dict[fx.Node, list[tuple[fx.Node, Rule]]]:
-    uses: dict[fx.Node, list[tuple[fx.Node, Rule]]] = {node: [] for node in circuit.parameters}
-    for site in circuit.sites:
+def _uses(sample_graph: SampleGraph) -> dict[fx.Node, list[tuple[fx.Node, Rule]]]:
+    uses: dict[fx.Node, list[tuple[fx.Node, Rule]]] = {node: [] for node in sample_graph.parameters}
+    for site in sample_graph.sites:
         for weight in site.weights:
-            found = rule(circuit, site, weight)
-            for source in circuit.sources[weight]:
+            found = rule(sample_graph, site, weight)
+            for source in sample_graph.sources[weight]:
                 uses[source].append((weight, found))
     return uses
 
 
-def whole(circuit: Circuit, name: str) -> General:
-    """One parameter in its general form, which can be multiplied by that of any other circuit."""
-    (parameter,) = [node for node, each in circuit.parameters.items() if each == name]
-    return General(name, circuit, parameter, tuple(_uses(circuit)[parameter]))
+def whole(sample_graph: SampleGraph, name: str) -> General:
+    """One parameter in its general form, which can be multiplied by that of any other sample graph."""
+    (parameter,) = [node for node, each in sample_graph.parameters.items() if each == name]
+    return General(name, sample_graph, parameter, tuple(_uses(sample_graph)[parameter]))
 
 
 def alike(one: Group, two: Group) -> bool:
-    """Whether the factors of a parameter in two circuits have the same coordinates."""
+    """Whether the factors of a parameter in two sample graphs have the same coordinates."""
     if not isinstance(one, Factored) or not isinstance(two, Factored):
         return isinstance(one, General) and isinstance(two, General)
     return one.bias == two.bias and (one.uses[0].kind, one.steps) == (two.uses[0].kind, two.steps)
 
 
-def by_layer(circuit: Circuit) -> list[Group]:
+def by_layer(sample_graph: SampleGraph) -> list[Group]:
     """Create the groups with each bias in the group of its weights, where it is free: A Aᵀ becomes A Aᵀ + 1."""
-    groups = by_parameter(circuit)
+    groups = by_parameter(sample_graph)
     biases = {_output_of(group): group for group in groups if isinstance(group, General) and _output_of(group)}
     inside: set[str] = set()
     result: list[Group] = []
@@ -124,12 +124,12 @@ def by_layer(circuit: Circuit) -> list[Group]:
     return [group for group in result if group.name not in inside]
 
 
-def _group(circuit: Circuit, parameter: fx.Node, uses: Sequence[tuple[fx.Node, Rule]]) -> Group:
-    name = circuit.parameters[parameter]
-    moves = [circuit.movement(weight) for weight, _ in uses]
+def _group(sample_graph: SampleGraph, parameter: fx.Node, uses: Sequence[tuple[fx.Node, Rule]]) -> Group:
+    name = sample_graph.parameters[parameter]
+    moves = [sample_graph.movement(weight) for weight, _ in uses]
     products = [found for _, found in uses if isinstance(found, Product)]
     if len(products) < len(uses) or any(move is None for move in moves):
-        return General(name, circuit, parameter, tuple(uses))
+        return General(name, sample_graph, parameter, tuple(uses))
     steps = [move[1] for move in moves if move is not None]
     if len({(found.kind, step) for found, step in zip(products, steps, strict=True)}) == 1:
         return Factored(name, tuple(products), steps=steps[0])
@@ -137,7 +137,7 @@ def _group(circuit: Circuit, parameter: fx.Node, uses: Sequence[tuple[fx.Node, R
         roles = tuple((found, found.rows_first ^ bool(step)) for found, step in zip(products, steps, strict=True))
         rows = len(value(parameter))
         return Shared(name, roles, (rows, value(parameter).numel() // rows))
-    return General(name, circuit, parameter, tuple(uses))
+    return General(name, sample_graph, parameter, tuple(uses))
 
 
 def _output_of(group: General) -> tuple[fx.Node, ...]:

@@ -18,9 +18,9 @@ import torch
 from torch import Tensor, fx
 from torch.nn import functional
 
-from lazyscope.tangent.circuit import Circuit, Features, Site, aten, call, value
 from lazyscope.tangent.convolution import patches
 from lazyscope.tangent.outer import Dense, OneHot, Outer
+from lazyscope.tangent.sample_graph import Features, SampleGraph, Site, aten, call, value
 
 
 class Rule(ABC):
@@ -77,12 +77,12 @@ class Broadcast(Rule):
 class Local(Rule):
     """Any differentiable operation, by `torch.func.vjp` of this operation, batched over samples and outputs."""
 
-    circuit: Circuit
+    sample_graph: SampleGraph
     site: Site
     weight: fx.Node
 
     def gradient(self, features: Features) -> Tensor:
-        site, fixed = self.site, self.circuit.fixed
+        site, fixed = self.site, self.sample_graph.fixed
 
         def one(data: tuple[Tensor, ...], grads: tuple[Tensor, ...]) -> Tensor:
             def operation(weight: Tensor) -> tuple[Tensor, ...]:
@@ -98,24 +98,24 @@ class Local(Rule):
         return result
 
 
-def rule(circuit: Circuit, site: Site, weight: fx.Node) -> Rule:
+def rule(sample_graph: SampleGraph, site: Site, weight: fx.Node) -> Rule:
     """Find the rule for one weight of a site: a special one if the operation has one, otherwise `Local`."""
     on_complex = any(value(n).is_complex() for n in (weight, *site.outputs, *site.data) if isinstance(value(n), Tensor))
     special = None if on_complex else RULES.get(site.node.target)
     once = site.node.args.count(weight) == 1 and len(site.outputs) == 1
-    found = special(circuit, site, weight) if special is not None and once else None
-    return Local(circuit, site, weight) if found is None else found
+    found = special(sample_graph, site, weight) if special is not None and once else None
+    return Local(sample_graph, site, weight) if found is None else found
 
 
 # ── products ───────────────────────────────────────────────────────────────────────────────────────────────────────
-def _matrix_product(circuit: Circuit, site: Site, weight: fx.Node) -> Rule | None:
+def _matrix_product(sample_graph: SampleGraph, site: Site, weight: fx.Node) -> Rule | None:
     node = site.node
     if node.kwargs:
         return None
     arguments: Any = node.args
     *_, left, right = arguments
     if weight not in (left, right):
-        return _shift(circuit, site, weight)
+        return _shift(sample_graph, site, weight)
     shape, first = tuple(value(weight).shape), weight is left
 
     def split(features: Features) -> Outer:
@@ -127,12 +127,12 @@ def _matrix_product(circuit: Circuit, site: Site, weight: fx.Node) -> Rule | Non
     return Product(node, ("matrix", first), shape, first, 0 if first else shape[1], split)
 
 
-def _convolution(circuit: Circuit, site: Site, weight: fx.Node) -> Rule | None:
+def _convolution(sample_graph: SampleGraph, site: Site, weight: fx.Node) -> Rule | None:
     node = site.node
     arguments: Any = node.args
     x, _, bias, stride, padding, dilation, transposed, _, groups = arguments
     if weight is bias:
-        return _shift(circuit, site, weight, axis=1)
+        return _shift(sample_graph, site, weight, axis=1)
     if transposed or weight is x:
         return None
     shape = tuple(value(weight).shape)
@@ -148,7 +148,7 @@ def _convolution(circuit: Circuit, site: Site, weight: fx.Node) -> Rule | None:
     return Product(node, ("convolution", groups), shape, True, shape[0], split, groups)
 
 
-def _embedding(circuit: Circuit, site: Site, weight: fx.Node) -> Rule | None:
+def _embedding(sample_graph: SampleGraph, site: Site, weight: fx.Node) -> Rule | None:
     node = site.node
     arguments: Any = (*node.args, *(-1, False)[len(node.args) - 2 :])
     _, indices, padding, by_frequency, *_ = arguments
@@ -167,7 +167,7 @@ def _embedding(circuit: Circuit, site: Site, weight: fx.Node) -> Rule | None:
 
 
 # ── elementwise operations ─────────────────────────────────────────────────────────────────────────────────────────
-def _shift(circuit: Circuit, site: Site, weight: fx.Node, axis: int | None = None) -> Rule | None:
+def _shift(sample_graph: SampleGraph, site: Site, weight: fx.Node, axis: int | None = None) -> Rule | None:
     return _broadcast(site, weight, None, axis)
 
 
@@ -181,26 +181,26 @@ def _broadcast(
     return Broadcast(output, aligned, shape, factor)
 
 
-def _addition(circuit: Circuit, site: Site, weight: fx.Node) -> Rule | None:
+def _addition(sample_graph: SampleGraph, site: Site, weight: fx.Node) -> Rule | None:
     return None if site.node.kwargs else _broadcast(site, weight, None)
 
 
-def _multiplication(circuit: Circuit, site: Site, weight: fx.Node) -> Rule | None:
+def _multiplication(sample_graph: SampleGraph, site: Site, weight: fx.Node) -> Rule | None:
     (other,) = site.data if len(site.data) == 1 else (None,)
     if other is None or value(other).shape != value(site.node).shape:
         return None
     return _broadcast(site, weight, lambda features: features.data[other])
 
 
-def _layer_norm(circuit: Circuit, site: Site, weight: fx.Node) -> Rule | None:
+def _layer_norm(sample_graph: SampleGraph, site: Site, weight: fx.Node) -> Rule | None:
     arguments: Any = site.node.args
     x, shape, scale, _, eps = arguments
     if weight is not scale:
-        return _shift(circuit, site, weight) if weight is not x else None
+        return _shift(sample_graph, site, weight) if weight is not x else None
     return _broadcast(site, weight, lambda features: functional.layer_norm(features.data[x], shape, eps=eps))
 
 
-def _group_norm(circuit: Circuit, site: Site, weight: fx.Node) -> Rule | None:
+def _group_norm(sample_graph: SampleGraph, site: Site, weight: fx.Node) -> Rule | None:
     arguments: Any = site.node.args
     x, scale, _, _, channels, _, groups, eps = arguments
     if weight is x:
@@ -213,21 +213,21 @@ def _group_norm(circuit: Circuit, site: Site, weight: fx.Node) -> Rule | None:
     return _broadcast(site, weight, normal if weight is scale else None, axis=1)
 
 
-def _batch_norm(circuit: Circuit, site: Site, weight: fx.Node) -> Rule | None:
+def _batch_norm(sample_graph: SampleGraph, site: Site, weight: fx.Node) -> Rule | None:
     arguments: Any = site.node.args
     x, scale, shift, mean, variance, training, _, eps = arguments
-    if weight not in (scale, shift) or training or mean in circuit.sources or variance in circuit.sources:
+    if weight not in (scale, shift) or training or mean in sample_graph.sources or variance in sample_graph.sources:
         return None
 
     def normal(features: Features) -> Tensor:
         data = features.data[x].movedim(2, -1)
-        result: Tensor = (data - circuit.fixed[mean]) * torch.rsqrt(circuit.fixed[variance] + eps)
+        result: Tensor = (data - sample_graph.fixed[mean]) * torch.rsqrt(sample_graph.fixed[variance] + eps)
         return result.movedim(-1, 2)
 
     return _broadcast(site, weight, normal if weight is scale else None, axis=1)
 
 
-RULES: dict[Any, Callable[[Circuit, Site, fx.Node], Rule | None]] = {
+RULES: dict[Any, Callable[[SampleGraph, Site, fx.Node], Rule | None]] = {
     aten.mm.default: _matrix_product,
     aten.addmm.default: _matrix_product,
     aten.convolution.default: _convolution,

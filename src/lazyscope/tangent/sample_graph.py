@@ -92,7 +92,7 @@ class Features:
     gradients: dict[fx.Node, Tensor]
 
 
-class Circuit:
+class SampleGraph:
     """The forward pass of one sample, traced once and run on many samples by `torch.vmap`.
 
     Each sample is evaluated as a batch of one, so that no output can depend on another sample. A network with
@@ -100,7 +100,7 @@ class Circuit:
     a max-pooling operation, the kernel changes by much more than rounding.
     """
 
-    def __init__(self, module: fx.GraphModule, model: Model, exact: Circuit | None = None) -> None:
+    def __init__(self, module: fx.GraphModule, model: Model, exact: SampleGraph | None = None) -> None:
         self._exact = exact
         names, leaves = list(model.params), [*model.params.values(), *model.state.values()]
         self._module = module
@@ -119,10 +119,10 @@ class Circuit:
         self.outputs = tuple(out for site in self.sites for out in site.outputs)
 
     @staticmethod
-    def of(model: Model, x: Inputs) -> Circuit:
-        """Trace the circuit of the first sample of x."""
+    def of(model: Model, x: Inputs) -> SampleGraph:
+        """Trace the sample graph of the first sample of x."""
         first = Samples(x).rows(slice(1))
-        return Circuit(model.graph(model.params, model.state, first).module, model)
+        return SampleGraph(model.graph(model.params, model.state, first).module, model)
 
     @property
     def k(self) -> int:

@@ -23,7 +23,7 @@ class ClusterNote(UserWarning):
     """A warning about an event on a cluster that does not stop the run."""
 
 
-class Crew:
+class WorkerPool:
     """The workers of one scheduler.
 
     The version of lazyscope on a worker is checked before the worker receives any task, also if it joins later.
