@@ -18,7 +18,7 @@ LONGEST = 350
 
 FLOORS = (
     {"_typing", "errors"},  # below linalg, as every layer raises errors
-    {"ambient", "memory", "notices", "progress"},
+    {"ambient", "extras", "memory", "notices", "progress"},
     {"linalg", "stream", "labels"},
     {"model", "loss", "data"},
     {"flow", "tangent", "theory", "diagnose"},
@@ -26,6 +26,7 @@ FLOORS = (
     {"lab", "problem", "certify"},
     {"experiments", "inspect"},
     {"cli", "app"},
+    {"__main__"},
 )
 """The layers from the lowest to the highest. A new package must be added to one of them."""
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import sys
+from importlib.metadata import version
 
-from lazyscope import __version__
 from lazyscope.errors import MissingExtraError
 from lazyscope.extras import required
 
@@ -12,7 +12,7 @@ from lazyscope.extras import required
 def main() -> None:
     """Run the `lazyscope` command. `lazyscope --help` lists the commands and the exit codes."""
     if sys.argv[1:] == ["--version"]:
-        print(f"lazyscope {__version__}")
+        print(f"lazyscope {version('lazyscope')}")
         return
     try:
         for package in ("typer", "matplotlib", "jinja2"):

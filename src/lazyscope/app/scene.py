@@ -2,6 +2,8 @@
 
 The browser draws a scene with `player.js`, because matplotlib takes 0.8 s per frame for six panels. A scene is one
 self-contained HTML page.
+
+Longer than 350 lines because all arguments are documented.
 """
 
 from __future__ import annotations

@@ -5,6 +5,8 @@ result that is computed twice is stored once, and stored results survive the dea
 
 Anyone who can connect to a Dask scheduler can run code. Therefore the local processes communicate over TLS, with keys
 that exist only in their memory: other users of the machine can open a connection to their ports, but are rejected.
+
+Longer than 350 lines because all arguments are documented.
 """
 
 from __future__ import annotations

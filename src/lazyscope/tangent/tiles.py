@@ -4,6 +4,8 @@ The array has the shape of the kernel, (n, n, k, k), and chunks of shape (tile, 
 open it. The tiles of the upper triangle are computed, and their transposes are stored too. Zarr writes a chunk to a
 temporary file and renames it, so a tile that exists is complete, and an interrupted run can be resumed. Each tile ends
 with its CRC-32C checksum, which Zarr verifies on reading, and the description of the array contains a SHA-256 checksum.
+
+Longer than 350 lines because all arguments are documented.
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""The domains of particles (torus, sphere, box and Rᵖ), with their steps, distances and coverings by cells."""
+"""The domains of particles (torus, sphere, box and Rᵖ), with their steps, distances and coverings by cells.
+
+Longer than 350 lines because all arguments are documented.
+"""
 
 from __future__ import annotations
 
