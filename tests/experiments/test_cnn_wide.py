@@ -9,6 +9,8 @@ import torch
 from lazyscope.experiments.cnn_wide import SETTINGS, SIDE, SOURCE, claims, figure, grid, trial
 from lazyscope.lab.experiment import Params, Result, Trial, Trials
 from lazyscope.lab.style import style
+from lazyscope.model.resnet import resnet18
+from lazyscope.model.vgg import vgg11
 
 CPU = torch.device("cpu")
 
@@ -69,10 +71,14 @@ def test_quick_digits_lie_anywhere_on_the_canvas() -> None:
 
 
 def test_nets_of_the_two_scales_have_the_same_kinds_of_layers() -> None:
-    for name in ("VGG", "ResNet"):
+    def kinds(net: torch.nn.Module) -> set[str]:
+        return {type(module).__name__ for module in net.modules() if not list(module.children())} - {"Identity"}
+
+    paper = {"VGG": vgg11(width=0.25), "ResNet": resnet18(width=0.25)}  # the kinds do not depend on the width
+    for name, large in paper.items():
         small = SETTINGS["digits"].nets[name](0)
-        x = torch.zeros(2, 1, SIDE, SIDE)
-        assert small(x).shape == (2, 10)
+        assert kinds(small) == kinds(large)
+        assert small(torch.zeros(2, 1, SIDE, SIDE)).shape == large(torch.zeros(2, 3, 32, 32)).shape == (2, 10)
 
 
 @pytest.mark.parametrize("row", ["linearised VGG", "random features", "standard ResNet"])
