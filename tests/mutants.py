@@ -53,22 +53,33 @@ class Mutant:
         text = path.read_text(encoding="utf-8")
         path.write_text(self.applied(text), encoding="utf-8")
         try:
-            command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", *_words(self.tests)]
-            environment = {**os.environ, "PYTHONPATH": str(sources), "OMP_NUM_THREADS": "1", "LAZYSCOPE_SLOW": "0"}
-            done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
+            return passed(self.tests, sources)
         finally:
             path.write_text(text, encoding="utf-8")
-        if done.returncode not in (0, 1):  # 1: a test failed; others: no test was run
-            raise RuntimeError(
-                f"The tests of the mutant {self.name!r} were not run: {done.stdout[-2000:]}{done.stderr}"
-            )
-        return done.returncode == 0
 
 
-def _words(tests: str) -> list[str]:
-    """`file -k some words` as arguments; the words are one."""
+def passed(tests: str, sources: Path) -> bool:
+    """Whether these tests pass with these sources."""
     files, _, chosen = tests.partition(" -k ")
-    return [*files.split(), *(["-k", chosen] if chosen else [])]
+    words = [*files.split(), *(["-k", chosen] if chosen else [])]
+    command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", *words]
+    environment = {**os.environ, "PYTHONPATH": str(sources), "OMP_NUM_THREADS": "1", "LAZYSCOPE_SLOW": "0"}
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
+    if done.returncode not in (0, 1):  # 1: a test failed; others: no test was run
+        raise RuntimeError(f"pytest {' '.join(words)} did not run: {done.stdout[-2000:]}{done.stderr[-2000:]}")
+    return done.returncode == 0
+
+
+def selections(mutants: Sequence[Mutant]) -> list[str]:
+    """The tests of all mutants, with one selection for the same files."""
+    chosen: dict[str, list[str]] = {}
+    for mutant in mutants:
+        files, _, words = mutant.tests.partition(" -k ")
+        chosen.setdefault(files, []).append(words)
+    return [
+        files if "" in words else f"{files} -k " + " or ".join(f"({w})" for w in words)
+        for files, words in chosen.items()
+    ]
 
 
 RULES = "tests/model/test_rules.py -k "
@@ -328,6 +339,9 @@ def survivors(mutants: Sequence[Mutant] = MUTANTS) -> Iterator[Mutant]:
     with tempfile.TemporaryDirectory() as folder:
         sources = Path(folder) / "src"
         shutil.copytree(PACKAGE, sources / "lazyscope", ignore=shutil.ignore_patterns("__pycache__"))
+        failing = [tests for tests in selections(mutants) if not passed(tests, sources)]
+        if failing:
+            raise RuntimeError(f"These tests fail without any mutant, and would notice nothing: {failing}")
         for mutant in mutants:
             if mutant.survives(sources):
                 yield mutant
