@@ -161,3 +161,22 @@ def test_a_trace_keeps_what_it_took_from_elsewhere(monkeypatch: pytest.MonkeyPat
     assert float(ls.tangent_kernel(ls.Model(times_factor, {"w": torch.ones(1)}), x)[0, 1]) == 9
     assert ls.Model.__doc__ is not None
     assert "global variables" in ls.Model.__doc__
+
+
+# ── complex numbers ────────────────────────────────────────────────────────────────────────────────────────────────
+class Wave(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Parameter(torch.tensor([[1.0 + 2.0j, 0.5], [-1.0j, 1.0]], dtype=torch.complex64))
+        self.outer = nn.Linear(2, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.outer((torch.complex(x, torch.zeros_like(x)) @ self.inner).abs())
+        return out
+
+
+def test_imaginary_parts_of_weights_are_not_dropped() -> None:
+    """Casting them to real numbers would be a warning, and other features."""
+    report = ls.inspect(Wave(), X, Y, alphas=[], steps=2, seconds=60)
+    assert report.about.parameters == 2 * 4 + 3
+    assert all(math.isfinite(loss) for loss in report.courses[0].loss)

@@ -164,12 +164,13 @@ class Features:
         module = self._net.get_submodule(self._layer)
 
         def catch(_module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-            caught.append((*args, *kwargs.values())[0].detach().double().flatten())
+            features = (*args, *kwargs.values())[0].detach()
+            caught.append((torch.view_as_real(features) if features.is_complex() else features).double().flatten())
 
         handle = module.register_forward_pre_hook(catch, with_kwargs=True)
         try:
             with torch.no_grad(), plain_kernels:
-                weights = {name: w.double() for name, w in params.items()}
+                weights = {name: w.to(torch.promote_types(w.dtype, torch.float64)) for name, w in params.items()}
                 torch.func.functional_call(self._net, weights, *_arguments(x))
             whole = torch.cat(caught)
             whole.sum().item()  # raises if the tensor belongs to a function transform that has ended
