@@ -44,13 +44,10 @@ def test_quick_run(experiment: Experiment, tmp_path: Path) -> None:
 
 
 def _holding_on_nan(experiment: Experiment, trials: Trials) -> list[str]:
-    """Return the claims that still hold if every measured float is NaN. A claim may also raise an error."""
+    """Return the claims that still hold if every measured float is NaN. None of them may raise an error instead."""
     spoilt = Trials(Trial(trial.params, _spoil(trial.result)) for trial in trials)
-    try:
-        with np.errstate(all="ignore"):
-            return [claim.text for claim in experiment.claims(spoilt) if claim.holds]
-    except (ValueError, ArithmeticError, IndexError):
-        return []
+    with np.errstate(all="ignore"):
+        return [claim.text for claim in experiment.claims(spoilt) if claim.holds]
 
 
 def _spoil(result: Result) -> Result:

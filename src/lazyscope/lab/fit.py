@@ -15,11 +15,13 @@ def exponent(x: np.ndarray, y: np.ndarray) -> float:
         y: Positive numbers, of shape `(n,)`.
 
     Returns:
-        The exponent p.
+        The exponent p; NaN if a number is not finite or not positive.
 
     Example:
         >>> x = np.array([1.0, 2.0, 8.0])
         >>> round(exponent(x, 3 * x**-0.5), 12)
         -0.5
     """
-    return float(np.polyfit(np.log(x), np.log(y), 1)[0])
+    with np.errstate(divide="ignore", invalid="ignore"):
+        logs = np.log(x), np.log(y)
+    return float(np.polyfit(*logs, 1)[0]) if np.isfinite(logs).all() else float("nan")
