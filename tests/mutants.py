@@ -125,7 +125,7 @@ MUTANTS = (
         "tangent/assembly.py",
         "kernel[end:, top:end] = kernel[top:end, end:].T",
         "pass",
-        "tests/tangent/test_kernel.py tests/tangent/test_tiles.py -k long_sums or mirror or tiles",
+        LIMIT,
     ),
     Mutant(
         "diagonal counted twice",

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from lazyscope.tangent import gram
+from lazyscope.tangent.assembly import mirror
 from lazyscope.tangent.gram import Pairing, add_pairs, add_relay, add_slabs, block
 from lazyscope.tangent.outer import Dense, Outer
 
@@ -75,3 +76,12 @@ def test_a_block_on_a_cpu_stays_in_its_caches() -> None:
     assert block(kernel, 1000) == 1000
     assert block(kernel, 100 * gram.CACHE) == gram.CACHE
     assert block(torch.zeros(1, device="meta"), 100 * gram.CACHE) == 100 * gram.CACHE
+
+
+@pytest.mark.parametrize("step", [1, 3, 7, 512])
+def test_the_upper_triangle_is_copied_onto_the_lower_one(step: int) -> None:
+    random = torch.Generator().manual_seed(0)
+    matrix = torch.randn(7, 7, generator=random)
+    expected = matrix.triu() + matrix.triu(1).T
+    mirror(matrix, step)
+    assert torch.equal(matrix, expected)
