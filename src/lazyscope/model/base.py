@@ -20,10 +20,11 @@ from lazyscope.ambient import derivatives, ordinary
 from lazyscope.errors import LazyscopeError, ModelError
 from lazyscope.model.coordinates import Alpha, Coordinates, Studied, check_alpha, offset
 from lazyscope.model.forward import Output, from_function, from_module, plain_kernels
-from lazyscope.model.increment import Captured, Program, Scale, capture, split
+from lazyscope.model.increment import Captured, FallbackWarning, Program, Scale, capture, split
 from lazyscope.model.increment.decisions import digest
 from lazyscope.model.inputs import Samples, check_inputs, flatten, signature, unflatten
 from lazyscope.model.refusal import check_output, check_weights, explained
+from lazyscope.notices import notify
 
 __all__ = ["Model", "check_inputs", "flatten", "plain_kernels", "signature", "studied", "unflatten"]
 
@@ -112,6 +113,7 @@ class Model(Studied):
             raise ModelError("The model has no trainable parameters; set requires_grad=True on those to study.")
         check_weights(self.params)
         self._graphs: dict[Any, list[Captured]] = {}
+        self._warned: set[str] = set()  # of operations without a rule, once per model
         self.coupled: dict[Any, str] = {}  # how samples depend on each other, for each kind of input
 
     def __getstate__(self) -> dict[str, Any]:
@@ -285,6 +287,13 @@ class Model(Studied):
         found: Program | None = captured.memo.get("program")
         if found is None:
             found = captured.memo["program"] = split(captured, len(self.params))
+            for name in (each for each in found.without_rule if each not in self._warned):
+                self._warned.add(name)
+                notify(
+                    f"{name} has no increment rule; it is computed as a float64 difference of that operation alone.",
+                    FallbackWarning,
+                    stacklevel=3,
+                )
         return found
 
     def kinked(self, x: Inputs) -> bool:

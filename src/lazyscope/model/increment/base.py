@@ -26,18 +26,37 @@ def big(dtype: torch.dtype) -> float:
 
 @dataclass(frozen=True)
 class Scale:
-    """α and ε = 1/α, as floats or as zero-dimensional tensors (one for each member under `vmap`)."""
+    """The scale of a model.
+
+    Args:
+        alpha: The scale α, a float or a zero-dimensional tensor (one per member under `vmap`).
+        epsilon: The inverse scale ε = 1/α, of the same kind.
+    """
 
     alpha: Any
     epsilon: Any
 
     @classmethod
     def of(cls, alpha: float | Tensor) -> Scale:
-        """The scale of a given α; α = ∞ gives ε = 0."""
+        """Create the scale of a given α.
+
+        Args:
+            alpha: The scale α. An infinite α gives ε = 0.
+
+        Returns:
+            The scale.
+        """
         return cls(alpha, 1.0 / alpha)
 
     def times(self, gap: Tensor) -> Tensor:
-        """α·gap kept finite: 0·∞ is 0, and ±∞ are big."""
+        """Compute α·gap, kept finite: 0·∞ is 0, and ±∞ are replaced by large numbers.
+
+        Args:
+            gap: A difference of two values.
+
+        Returns:
+            A tensor of the same shape.
+        """
         bound = big(gap.dtype)
         return torch.nan_to_num(self.alpha * gap, nan=0.0, posinf=bound, neginf=-bound)
 
@@ -49,12 +68,26 @@ class Pair(NamedTuple):
     delta: Tensor
 
     def step(self, scale: Scale) -> Tensor:
-        """x - x₀ = εΔ."""
+        """Compute the change x - x₀ = εΔ.
+
+        Args:
+            scale: The scale.
+
+        Returns:
+            The change.
+        """
         step: Tensor = self.delta * scale.epsilon
         return step
 
     def current(self, scale: Scale) -> Tensor:
-        """x = x₀ + εΔ, rounded."""
+        """Compute the present value x = x₀ + εΔ, which is rounded.
+
+        Args:
+            scale: The scale.
+
+        Returns:
+            The value.
+        """
         return torch.add(self.base, self.delta * scale.epsilon)
 
 

@@ -1,4 +1,4 @@
-"""The way out for an operation without a rule: its own float64 difference, said once."""
+"""Increments of operations without a rule: a float64 difference of that operation alone."""
 
 from __future__ import annotations
 
@@ -13,33 +13,16 @@ from torch.utils import _pytree as pytree
 
 from lazyscope.errors import OperationError
 from lazyscope.model.increment.base import COMPLEX, RULES, Pair, Rule, Scale
-from lazyscope.notices import notify
 
 
 class FallbackWarning(UserWarning):
     """An operation of the model is computed as a float64 difference: correct, and slower than a rule."""
 
 
-_said: set[str] = set()
-
-
-def say_once(op: Any) -> None:
-    """Warn that an operation has no rule, the first time only."""
-    name = str(op)
-    if name not in _said:
-        _said.add(name)
-        notify(
-            f"{name} has no increment rule; it is computed as a float64 difference of that operation alone.",
-            FallbackWarning,
-            stacklevel=2,
-        )
-
-
 def rule_of(op: Any, on_complex: bool) -> Rule:
     """The rule of an operation, or its float64 difference."""
     if op in RULES and (op in COMPLEX or not on_complex):
         return RULES[op]
-    say_once(op)
     return functools.partial(difference, op)
 
 

@@ -33,11 +33,16 @@ ROOMS = (smooth, kink, product, extremum, normalise, linear, choice)
 class Program:
     """The two halves of a traced forward.
 
-    `base(*leaves)` gives what the increments need of the values at w₀, the output h(w₀) last; `exact_base` the same
-    computed in float64, so that the kinks of ReLU and max-pooling are where they should be: α times the rounding of x₀
-    is no small number for large α. Without kinks the two are one. Where choices are frozen in the graph the exact
-    output stays in float64, since it will be compared with that of other choices.
-    `increment(scale, moves, values)` gives α(h(w) - h(w₀)) from v (in the order of the moving leaves) and those values.
+    Args:
+        base: A function of all leaves that returns the values at w₀ that the increments need, with h(w₀) last.
+        exact_base: The same function computed in float64, so that the kinks of ReLU and max-pooling are at the right
+            place: α times the rounding of x₀ is not small for large α. For models without kinks it is `base`. If
+            choices are frozen in the graph, its output stays in float64, because it is compared with that of other
+            choices.
+        increment: A function of the scale, of v (in the order of the moving leaves) and of those values. It returns
+            the increment α(h(w) - h(w₀)).
+        kinked: Whether an operation of the forward is not everywhere differentiable.
+        without_rule: The operations that have no increment rule, and are computed as float64 differences.
     """
 
     base: Callable[..., tuple[Any, ...]]
@@ -45,6 +50,7 @@ class Program:
     increment: Callable[[Scale, Sequence[Tensor], tuple[Any, ...]], Tensor]
     kinked: bool
     """Whether some operation on the way (ReLU, max-pooling, sorting) is not everywhere differentiable."""
+    without_rule: tuple[str, ...] = ()
 
 
 def _moves(node: fx.Node, moving: set[fx.Node]) -> bool:
@@ -52,7 +58,15 @@ def _moves(node: fx.Node, moving: set[fx.Node]) -> bool:
 
 
 def split(captured: Captured, count: int) -> Program:
-    """The two halves of a captured forward whose first `count` leaves are parameters."""
+    """Split a captured forward into its two halves.
+
+    Args:
+        captured: The captured forward.
+        count: The number of leaves that are parameters. They come first.
+
+    Returns:
+        The two programs.
+    """
     module = captured.module
     writer = _IncrementWriter(module.graph, count)
     parts = {_PRESENT: choice.Present(_present(module, writer.chosen))} if writer.chosen else {}
@@ -64,7 +78,7 @@ def split(captured: Captured, count: int) -> Program:
 
     base = _base(module, [node for node, _ in writer.needed])
     exact = _exact_base(module, writer.needed, captured.chosen) if writer.kinked or captured.chosen else base
-    return Program(base, exact, run, writer.kinked)
+    return Program(base, exact, run, writer.kinked, tuple(dict.fromkeys(writer.without_rule)))
 
 
 def _base(module: fx.GraphModule, needed: list[fx.Node]) -> fx.GraphModule:
@@ -166,6 +180,7 @@ class _IncrementWriter:
         self.graph = fx.Graph()
         self.needed: list[tuple[fx.Node, bool]] = []  # nodes whose values at w₀ are inputs here; whether in float64
         self.kinked = False
+        self.without_rule: list[str] = []
         self.chosen: list[fx.Node] = []  # nodes whose values at w are taken from a plain evaluation there
         self._leaves = [node for node in source.nodes if node.op == "placeholder"]
         self._present: fx.Node | None = None
@@ -250,9 +265,11 @@ class _IncrementWriter:
         fine = target in FINE or chosen
         self.kinked |= fine
         args, kwargs = map_arg((node.args, node.kwargs), lambda each: self.pair(each, fine))
+        rule = rule_of(target, any(_is_complex(each) for each in node.all_input_nodes))
+        if isinstance(rule, functools.partial) and target not in LINEAR:
+            self.without_rule.append(str(target))
         if chosen:
             return call(choice.followed, (target, _dtypes(node), self._scale, self.base(node, fine), *args), kwargs)
-        rule = rule_of(target, any(_is_complex(each) for each in node.all_input_nodes))
         if isinstance(rule, functools.partial):  # a graph cannot name it
             return call(rule.func, (target, self._scale, self.base(node), *args), kwargs)
         return call(rule, (self._scale, self.base(node, fine), *args), kwargs)
