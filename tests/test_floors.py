@@ -103,8 +103,8 @@ def test_floors_hold() -> None:
     ("planted", "complaint"),
     [
         (
-            {"loss.py": "from lazyscope.flow.base import x", "flow/base.py": ""},
-            "loss imports lazyscope.flow.base",
+            {"loss.py": "from lazyscope.flow.trajectory import x", "flow/trajectory.py": ""},
+            "loss imports lazyscope.flow.trajectory",
         ),
         ({"lab/run.py": "import lazyscope.experiments", "experiments/__init__.py": ""}, "not below it"),
         ({"flow/a.py": "from lazyscope.theory import x", "theory/__init__.py": ""}, "not below it"),

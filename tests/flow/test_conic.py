@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from lazyscope.errors import InputError
-from lazyscope.flow.base import Status
 from lazyscope.flow.conic import canonical, conic_descent, mirror, safe_step
 from lazyscope.flow.particle import particle_flow
+from lazyscope.flow.trajectory import Status
 from lazyscope.model.particles import (
     AutogradEnergy,
     FeatureMap,

@@ -14,7 +14,7 @@ from torch import Tensor
 from lazyscope.data.clusters import Clusters
 from lazyscope.errors import InputError
 from lazyscope.flow.margin import BothLayers, Linear, Predictor, linear_margin_flow, margin_flow, soft_min_ascent
-from lazyscope.flow.margin.base import log_risk, pressure, relaxed, tail_of
+from lazyscope.flow.margin.predictor import log_risk, pressure, relaxed, tail_of
 from lazyscope.loss import Exponential, Logistic, Loss, Square
 from lazyscope.theory.margin import kernel_svm, svm, variation_margin
 

@@ -10,8 +10,8 @@ import torch
 import lazyscope.flow.tangent as tangent
 from lazyscope.errors import ModelError
 from lazyscope.flow import Status, gradient_descent, gradient_flow, tangent_flow
-from lazyscope.flow.base import Recording
 from lazyscope.flow.objective import Objective
+from lazyscope.flow.trajectory import Recording
 from lazyscope.loss import CrossEntropy, Logistic, Loss, Square
 from lazyscope.model.base import Model
 

@@ -18,11 +18,11 @@ from torch import nn
 
 from lazyscope.data.augment import Batches
 from lazyscope.errors import InputError, ScaleError
-from lazyscope.flow.base import Status
 from lazyscope.flow.checkpoint import Checkpoint, DamagedCheckpoint
 from lazyscope.flow.precision import BF16, FLOAT32, TF32, Precision
 from lazyscope.flow.step import Compiler
 from lazyscope.flow.training import Recipe, constant, eager, evaluate, harmonic, one_cycle, train
+from lazyscope.flow.trajectory import Status
 
 TRAINEE = Path(__file__).with_name("trainee.py")
 NEEDS_GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")

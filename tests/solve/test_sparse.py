@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from lazyscope.errors import InputError
-from lazyscope.flow.base import Status
 from lazyscope.flow.particle import particle_flow
+from lazyscope.flow.trajectory import Status
 from lazyscope.model.particles import Box, FeatureMap, Measure, Smooth, Sphere, Torus, Trigonometric, dual_certificate
 from lazyscope.problem.deconvolution import Deconvolution, spike_distance, start
 from lazyscope.problem.population import PopulationTeacher, student

@@ -10,10 +10,10 @@ from torch import Tensor, nn
 
 from lazyscope._typing import Inputs, Number, Params
 from lazyscope.ambient import without_autocast
-from lazyscope.flow.base import Trajectory
 from lazyscope.flow.objective import Times
 from lazyscope.flow.ode import gradient_flow
 from lazyscope.flow.tangent import tangent_flow
+from lazyscope.flow.trajectory import Trajectory
 from lazyscope.labels import Target, as_target
 from lazyscope.loss import Loss, Square
 from lazyscope.model.base import studied

@@ -18,8 +18,8 @@ from torch import Tensor
 
 from lazyscope.ambient import without_autocast
 from lazyscope.errors import InputError
-from lazyscope.flow.base import Progress, Status, counted
 from lazyscope.flow.descent import DIVERGED, Rate, check_record
+from lazyscope.flow.trajectory import Progress, Status, counted
 from lazyscope.linalg.threads import threads_for
 from lazyscope.model.particles import Functional, Measure, dual_certificate
 

@@ -14,9 +14,9 @@ from torch import Tensor, nn
 from lazyscope._typing import Inputs, Number, Params
 from lazyscope.ambient import without_autocast
 from lazyscope.errors import InputError
-from lazyscope.flow.base import Observer, Progress, Recording, Trajectory, counted
 from lazyscope.flow.objective import Objective, flat, in_single, in_single_inputs
 from lazyscope.flow.sampler import Sampler
+from lazyscope.flow.trajectory import Observer, Progress, Recording, Trajectory, counted
 from lazyscope.labels import Target
 from lazyscope.loss import Loss
 from lazyscope.model.base import studied

@@ -11,8 +11,8 @@ from torch import Tensor, nn
 
 from lazyscope._typing import Inputs, Number
 from lazyscope.ambient import without_autocast
-from lazyscope.flow.base import Observer, Progress, Recording, Trajectory, followed
 from lazyscope.flow.objective import Objective, Times, check_times, flat, unflat
+from lazyscope.flow.trajectory import Observer, Progress, Recording, Trajectory, followed
 from lazyscope.labels import Target
 from lazyscope.loss import Loss
 from lazyscope.model.base import studied

@@ -16,8 +16,8 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from lazyscope.errors import InputError
-from lazyscope.flow.base import Progress, Status, counted
 from lazyscope.flow.descent import DIVERGED, Rate, check_lr, check_record
+from lazyscope.flow.trajectory import Progress, Status, counted
 from lazyscope.linalg.threads import threads_for
 from lazyscope.model.particles.energy import Energy
 

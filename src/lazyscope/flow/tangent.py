@@ -12,9 +12,9 @@ from torch import Tensor, nn
 
 from lazyscope._typing import Inputs, Number
 from lazyscope.ambient import without_autocast
-from lazyscope.flow.base import Observer, Progress, Recording, Trajectory
 from lazyscope.flow.objective import Objective, Times, check_times
 from lazyscope.flow.ode import Integration
+from lazyscope.flow.trajectory import Observer, Progress, Recording, Trajectory
 from lazyscope.labels import Target
 from lazyscope.linalg.eigen import COPIES
 from lazyscope.linalg.finite import check_finite

@@ -21,11 +21,11 @@ from torch.utils import _pytree as pytree
 
 from lazyscope._typing import Number
 from lazyscope.errors import InputError
-from lazyscope.flow.base import Progress, Status, counted
 from lazyscope.flow.checkpoint import Checkpoint
 from lazyscope.flow.descent import DIVERGED
 from lazyscope.flow.precision import TF32, Precision
 from lazyscope.flow.step import BatchLoss, BatchSource, Compiler, Step
+from lazyscope.flow.trajectory import Progress, Status, counted
 
 EpochSchedule: TypeAlias = Callable[[float], Number]
 """A function from the time in epochs, including fractions, to the factor that multiplies the step size."""

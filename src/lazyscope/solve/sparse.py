@@ -13,8 +13,8 @@ from torch import Tensor
 
 from lazyscope.ambient import without_autocast
 from lazyscope.errors import InputError
-from lazyscope.flow.base import Status
 from lazyscope.flow.conic import conic_descent, safe_step
+from lazyscope.flow.trajectory import Status
 from lazyscope.linalg.threads import threads_for
 from lazyscope.model.particles import (
     Domain,

@@ -11,7 +11,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from lazyscope.flow.margin import BothLayers, Linear, MarginFlow, Predictor, margin_flow
-from lazyscope.flow.margin.base import Pull
+from lazyscope.flow.margin.predictor import Pull
 
 REACH = 0.1
 """The length of a step. It is twice the length used for measuring margins, so that the page is fast."""

@@ -10,9 +10,9 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from lazyscope.flow.base import Progress, counted
 from lazyscope.flow.descent import check_lr, check_record
-from lazyscope.flow.margin.base import Predictor, check_signs, log_risk, pressure, tail_of
+from lazyscope.flow.margin.predictor import Predictor, check_signs, log_risk, pressure, tail_of
+from lazyscope.flow.trajectory import Progress, counted
 from lazyscope.labels import Target
 from lazyscope.loss import Exponential, Loss
 

@@ -17,8 +17,8 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from lazyscope.errors import InputError
-from lazyscope.flow.base import Progress, counted
-from lazyscope.flow.margin.base import Predictor, check_signs, pressure, relaxed, tail_of
+from lazyscope.flow.margin.predictor import Predictor, check_signs, pressure, relaxed, tail_of
+from lazyscope.flow.trajectory import Progress, counted
 from lazyscope.labels import Target
 from lazyscope.loss import Exponential, Loss
 

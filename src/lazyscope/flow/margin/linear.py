@@ -11,7 +11,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from lazyscope.errors import InputError
-from lazyscope.flow.margin.base import Tail, check_signs, log_risk, pressure, relaxed, tail_of
+from lazyscope.flow.margin.predictor import Tail, check_signs, log_risk, pressure, relaxed, tail_of
 from lazyscope.labels import Target
 from lazyscope.loss import Exponential, Loss
 from lazyscope.progress import track

@@ -17,7 +17,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from lazyscope.errors import InputError
-from lazyscope.theory.margin.base import MaxMargin, check, separated
+from lazyscope.theory.margin.result import MaxMargin, check, separated
 
 
 def svm(x: Float[Tensor, "n d"], y: Float[Tensor, " n"]) -> MaxMargin:

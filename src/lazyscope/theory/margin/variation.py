@@ -16,7 +16,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from lazyscope.errors import InputError
-from lazyscope.theory.margin.base import MaxMargin, check, separated
+from lazyscope.theory.margin.result import MaxMargin, check, separated
 from lazyscope.theory.margin.sphere import EXACT, climb, extremes
 
 _START = 200
