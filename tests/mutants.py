@@ -252,6 +252,13 @@ MUTANTS = (
         "self._users = 1",
         "tests/test_threads.py -k restored",
     ),
+    Mutant(
+        "forward mode without a lock",
+        "model/jacobian.py",
+        "with forward_mode, torch.no_grad():",
+        "with torch.no_grad():",
+        "tests/test_threads.py -k second_derivatives",
+    ),
     # ── the lab ──
     Mutant(
         "write not atomic",

@@ -20,6 +20,7 @@ from torch import nn
 
 import lazyscope as ls
 from lazyscope.ambient import exact_convolutions, full_precision
+from lazyscope.model.jacobian import SecondDerivative
 
 SLOW = os.environ.get("LAZYSCOPE_SLOW") == "1"
 ROUNDS = 200 if SLOW else 1
@@ -100,6 +101,19 @@ def together(compute: Callable[[], torch.Tensor]) -> list[torch.Tensor]:
 
     with ThreadPoolExecutor(2) as pool:
         return list(pool.map(wait_and_compute, range(2)))
+
+
+def test_second_derivatives_in_two_threads(often: None) -> None:
+    """Torch counts the levels of forward-mode derivatives for the whole process."""
+    data = mlp()
+    form = SecondDerivative(data.net, data.x)
+    u = torch.ones(1, form.shape[1], dtype=torch.float64)
+    expected = form.pair(u, u)
+
+    def repeated() -> torch.Tensor:
+        return torch.cat([form.pair(u, u) for _ in range(100)])
+
+    assert all(torch.allclose(found, expected.expand_as(found), rtol=1e-12) for found in together(repeated))
 
 
 def test_precision_is_restored_by_the_last_thread(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -78,6 +78,10 @@ full_precision = Shared(_full_precision)
 """A context in which matrix products and convolutions of float32 tensors use float32, not TF32 or bfloat16."""
 
 
+forward_mode = threading.RLock()
+"""A lock for forward-mode derivatives (`torch.func.jvp`, `jacfwd`), whose levels torch counts for the whole process."""
+
+
 def without_autocast(function: Callable[P, T]) -> Callable[P, T]:
     """Decorate a function so that `torch.autocast` does not affect it.
 

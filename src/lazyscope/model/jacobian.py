@@ -13,7 +13,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from lazyscope._typing import Inputs, Params
-from lazyscope.ambient import derivatives
+from lazyscope.ambient import derivatives, forward_mode
 from lazyscope.errors import InputError, LazyscopeError, ModelError
 from lazyscope.linalg.bilinear import Bilinear, DenseBilinear
 from lazyscope.linalg.operator import Operator
@@ -229,11 +229,12 @@ class SecondDerivative(Bilinear):
         parts = []
         for forward in self._forwards:
             function = lambda w, forward=forward: forward(_named(self.model, w))  # noqa: E731
-            parts.append(torch.func.jacfwd(torch.func.jacrev(function))(start))
+            with forward_mode:
+                parts.append(torch.func.jacfwd(torch.func.jacrev(function))(start))
         return DenseBilinear(torch.cat(parts))
 
     def _mapped(self, product: Callable[[Tensor, Tensor], Tensor], first: Tensor, second: Tensor) -> Tensor:
-        with torch.no_grad():
+        with forward_mode, torch.no_grad():
             if self._at_once == 1:
                 return torch.stack([product(a, b) for a, b in zip(first, second, strict=True)])
             out: Tensor = torch.vmap(product, chunk_size=self._at_once)(first, second)

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
+from lazyscope.ambient import forward_mode
 from lazyscope.errors import OperationError
 from lazyscope.model.increment.base import COMPLEX, RULES, Pair, Rule, Scale
 
@@ -43,7 +44,8 @@ def difference(op: Any, scale: Scale, out: Any, *args: Any, **kwargs: Any) -> An
     start = tuple(base[i] for i in moving)
 
     def derivative() -> Any:
-        return torch.func.jvp(evaluate, start, tuple(delta))[1]
+        with forward_mode:
+            return torch.func.jvp(evaluate, start, tuple(delta))[1]
 
     def quotient() -> Any:
         now = evaluate(*(x + scale.epsilon * d for x, d in zip(start, delta, strict=True)))
@@ -86,7 +88,8 @@ class _Push(torch.autograd.Function):
     def forward(ctx: Any, function: Callable[..., Any], start: tuple[Tensor, ...], *delta: Tensor) -> Any:
         ctx.function, ctx.start = function, start
         try:
-            return torch.func.jvp(function, start, delta)[1]
+            with forward_mode:
+                return torch.func.jvp(function, start, delta)[1]
         except (RuntimeError, NotImplementedError):  # no forward derivative: u ↦ Jᵀu is linear, and its transpose is J
             zero = tuple(torch.zeros_like(out) for out in function(*start))
             return torch.func.vjp(lambda u: torch.func.vjp(function, *start)[1](u), zero)[1](delta)[0]
