@@ -19,7 +19,7 @@ from packaging.requirements import Requirement
 
 ROOT = Path(__file__).parents[1]
 EXTRAS = ("inspect", "data", "lab", "scattering", "cluster", "explore", "all")
-pytestmark = pytest.mark.xdist_group("release")
+pytestmark = [pytest.mark.xdist_group("release"), pytest.mark.timeout(900)]
 
 CORE = """
 import sys, torch, lazyscope as ls

@@ -197,7 +197,7 @@ def test_doors() -> None:
         finite_horizon(net, x, y, alpha=math.inf, K=1.0, centred=True)
     with pytest.raises(InputError, match="K > 0"):
         finite_horizon(net, x, y, alpha=1.0, K=0.0, centred=True)
-    with pytest.raises(ModelError, match="choose one"):
+    with pytest.raises(ModelError, match="select one"):
         ls.theory.constants_of(TwoLayer.gaussian(3, 3, [0, 1], activation=torch.tanh), x)
     with pytest.raises(ModelError, match="SampledConstants"):
         TwoLayerConstants(TwoLayer.gaussian(3, 3, [0])[0], x.float())

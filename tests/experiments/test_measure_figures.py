@@ -116,12 +116,13 @@ def test_particles_claims_and_figure() -> None:
 
 
 def test_particles_are_followed() -> None:
-    """With one width and few steps the risk decreases, and the initial F is that of the student."""
+    """With one width and few steps the risk decreases from every start."""
     point: Params = {**particles.grid("quick")[0], "steps": 50}
     result = particles.trial([point], CPU)[0]
     risk = np.asarray(result["risk"])
     assert risk.shape[1] == point["seeds"]
-    assert bool((risk[-1] < 0.5 * risk[0]).all())
+    assert float(np.diff(risk, axis=0).max()) <= 1e-12, "the risk never increases"
+    assert bool((risk[-1] < 0.9 * risk[0]).all())
     assert np.asarray(result["paths"]).shape[1:] == (5, 2)
 
 

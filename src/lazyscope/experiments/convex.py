@@ -88,7 +88,7 @@ def claims(trials: Trials) -> list[Claim]:
     rates = [r.distance / r.distance[0] / contraction(r.step, 1, 1 / r.condition) ** r.times - 1 for r in cond]
     plane = [abs(q) for q, r in zip(rates, cond, strict=True) if r.dim == 2 and r.step != 1]
     wrong = [(r.distance[-1] > r.distance[0]) != (r.step > 2) for r in (*line, *squares)]
-    after = [r.value[math.ceil(_wait(r)) :].max() / r.accuracy for r in true]
+    after = [_excess(r) for r in true]
     swing = [abs(r.value[-2:].sum() / r.accuracy - 1) for r in true]
     reach = [r.distance.max() / max(r.start, r.step) for r in steep]
     cycle = [abs(r.distance[-2:].sum() / r.step - 1) for r in steep]
@@ -139,6 +139,12 @@ def claims(trials: Trials) -> list[Claim]:
         Claim(f"{text} ≤ {limit:g}", source, f"{value:.3g}", value <= limit)
         for (limit, text, source, _), value in zip(rows, worst, strict=True)
     ]
+
+
+def _excess(run: Run) -> float:
+    """Return the largest (F - F*)/ε from the time `_wait` on; NaN if that time is not known."""
+    wait = _wait(run)
+    return math.nan if math.isnan(wait) else float(run.value[math.ceil(wait) :].max() / run.accuracy)
 
 
 def _wait(run: Run) -> float:
