@@ -330,7 +330,9 @@ class Model(Studied):
             values: tuple[Any, ...] = run(*params.values(), *state.values(), *leaves)
         return values
 
-    def increment(self, params: Params, state: Params, x: Inputs, scale: Scale, v: Params) -> tuple[Tensor, Tensor]:
+    def increment(
+        self, params: Params, state: Params, x: Inputs, scale: Scale, v: Params, *, checkpointed: bool = False
+    ) -> tuple[Tensor, Tensor]:
         """Compute h(w₀) and the increment α(h(w₀ + v/α) - h(w₀)).
 
         The increment is built up operation by operation, without a difference of two nearly equal outputs, and is
@@ -342,6 +344,7 @@ class Model(Studied):
             x: The inputs.
             scale: The scale α, as `Scale.of(alpha)`. An infinite α gives Dh(w₀)v.
             v: The displacement by name, with the shapes of `params`.
+            checkpointed: Whether repeated blocks are computed again in the backward pass instead of being kept.
 
         Returns:
             h(w₀) and the increment, both of the shape of the output.
@@ -350,13 +353,18 @@ class Model(Studied):
             ModelError: If the shape of the output depends on the parameters, or if α is infinite and the forward is
                 undecided at w₀ (a tie between two choices).
         """
-        captured, values = self.base(params, state, x)
+        captured = self.graph(params, state, x)
         moves = [v[name] for name in params]
         lazy = not isinstance(scale.alpha, Tensor) and math.isinf(scale.alpha)
         if lazy:
             captured.check_limit()
+        program = self.program(captured)
+        if program.joint is not None and self._at_once(captured):
+            leaves = [*params.values(), *state.values(), *flatten(x)[1]]
+            return program.joint(scale, moves, leaves, forgetful=checkpointed)
+        values = self._values(captured, params, state, x)
         if not captured.chosen:
-            return values[-1], self.program(captured).increment(scale, moves, values)
+            return values[-1], program.increment(scale, moves, values)
         initial = values[-1].to(moves[0].dtype)
         with torch.no_grad():
             now = {name: w + scale.epsilon * v[name].detach() for name, w in params.items()}
@@ -373,6 +381,38 @@ class Model(Studied):
             )
         jump = scale.times(held[-1] - values[-1]).to(initial.dtype)
         return initial, self.program(other).increment(scale, moves, held) + jump
+
+    def increment_alone(
+        self, params: Params, state: Params, x: Inputs, scale: Scale, v: Params, *, checkpointed: bool = False
+    ) -> Tensor:
+        """Compute the increment α(h(w₀ + v/α) - h(w₀)) without h(w₀).
+
+        Args:
+            params: The initialisation w₀ by name.
+            state: The fixed parameters and the buffers by name.
+            x: The inputs.
+            scale: The scale α, as `Scale.of(alpha)`.
+            v: The displacement by name, with the shapes of `params`.
+            checkpointed: Whether repeated blocks are computed again in the backward pass instead of being kept.
+
+        Returns:
+            The increment, of the shape of the output.
+        """
+        captured = self.graph(params, state, x)
+        lone = self.program(captured).lone
+        if lone is None or not self._at_once(captured):
+            return self.increment(params, state, x, scale, v)[1]
+        if not isinstance(scale.alpha, Tensor) and math.isinf(scale.alpha):
+            captured.check_limit()
+        leaves = [*params.values(), *state.values(), *flatten(x)[1]]
+        return lone(scale, [v[name] for name in params], leaves, forgetful=checkpointed)
+
+    def _at_once(self, captured: Captured) -> bool:
+        """Whether values at w₀ and increments are computed together: where none is wanted in float64."""
+        program = self.program(captured)
+        if captured.chosen or program.joint is None:
+            return False
+        return not program.kinked or prefers_speed(next(iter(self.params.values())).device.type)
 
     # `torch.compiler.disable` would import the compiler now, which takes longer than the rest of lazyscope.
     @_disable_dynamo

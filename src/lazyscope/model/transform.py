@@ -47,8 +47,9 @@ def _plant(root: nn.Module, name: str, tensor: Tensor, *, trainable: bool) -> No
 class TangentModule(nn.Module):
     """The base class of `Scaled` and `Linearised`: a module around a model whose parameters are v."""
 
-    def __init__(self, model: Model | nn.Module, scale: Scale) -> None:
+    def __init__(self, model: Model | nn.Module, scale: Scale, checkpointed: bool = False) -> None:
         super().__init__()
+        self._checkpointed = checkpointed
         studied = Model.of(model)
         self._studied: Model = studied
         self._scale = scale
@@ -62,14 +63,22 @@ class TangentModule(nn.Module):
             _plant(self._modules["_start"], name, b, trainable=False)  # type: ignore[arg-type]
 
     def _increment(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Tensor, Tensor]:
-        """Compute h(w₀) and the increment on the inputs."""
+        """(h(w₀), Δ) on the inputs."""
+        return self._studied.increment(*self._problem(args, kwargs), checkpointed=self._checkpointed)
+
+    def _increment_alone(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
+        """Δ on the inputs."""
+        return self._studied.increment_alone(*self._problem(args, kwargs), checkpointed=self._checkpointed)
+
+    def _problem(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ...]:
+        """w₀, state, inputs, scale and v."""
         start = dict(self._modules["_start"].named_buffers())  # type: ignore[union-attr]
         model = self._studied
         w0 = {name: model.as_studied(name, start[name]) for name in self._names}
         state = {name: start[name] for name in self._state_names}
         found = dict(self.named_parameters(remove_duplicate=False))
         v = {name: model.as_studied(name, found[name]) for name in self._names}
-        return model.increment(w0, state, as_inputs(args, kwargs), self._scale, v)
+        return w0, state, as_inputs(args, kwargs), self._scale, v
 
     @abstractmethod
     def forward(self, *args: Any, **kwargs: Any) -> Tensor:
@@ -138,6 +147,9 @@ class Scaled(TangentModule):
         alpha: The scale α > 0. `math.inf` gives the tangent model.
         centred: Whether to subtract the initial output, so that y_α(0) = 0. With False, αh(w₀) is added. It must be
             True for an infinite α.
+        checkpointed: Whether the repeated blocks of the model, such as those of a transformer, are computed again in
+            the backward pass instead of being kept, as `torch.utils.checkpoint` does. It has no effect on a model
+            without repeated blocks, or where kinks are computed in float64.
 
     Raises:
         ScaleError: If α is not positive, or if α is infinite and `centred` is False.
@@ -169,11 +181,13 @@ class Scaled(TangentModule):
         <All keys matched successfully>
     """
 
-    def __init__(self, model: Model | nn.Module, alpha: float, *, centred: bool = True) -> None:
+    def __init__(
+        self, model: Model | nn.Module, alpha: float, *, centred: bool = True, checkpointed: bool = False
+    ) -> None:
         value = float(check_alpha(alpha))
         if math.isinf(value) and not centred:
             raise ScaleError("At α = ∞ the output αh(w₀) is infinite; pass centred=True, or use Linearised.")
-        super().__init__(model, Scale.of(value))
+        super().__init__(model, Scale.of(value), checkpointed)
         self._centred = centred
 
     @property
@@ -191,8 +205,10 @@ class Scaled(TangentModule):
         Returns:
             The output y_α(v), of the shape of the model's output.
         """
+        if self._centred:
+            return self._increment_alone(args, kwargs)
         initial, delta = self._increment(args, kwargs)
-        return delta if self._centred else delta + self._scale.alpha * initial
+        return torch.add(delta, initial, alpha=self.alpha)
 
     def weights(self) -> dict[str, Tensor]:
         """Compute the weights w = w₀ + v/α.
@@ -245,6 +261,9 @@ class Linearised(TangentModule):
             `net.eval()` first if it contains dropout or batch normalisation.
         centred: Whether to leave out h(w₀). With True, the module computes the same output as
             `Scaled(model, alpha=math.inf)`.
+        checkpointed: Whether the repeated blocks of the model, such as those of a transformer, are computed again in
+            the backward pass instead of being kept, as `torch.utils.checkpoint` does. It has no effect on a model
+            without repeated blocks, or where kinks are computed in float64.
 
     Raises:
         ModelError: If the model cannot be studied, for the reasons given in `Model`.
@@ -268,8 +287,8 @@ class Linearised(TangentModule):
         True
     """
 
-    def __init__(self, model: Model | nn.Module, *, centred: bool = False) -> None:
-        super().__init__(model, Scale.of(math.inf))
+    def __init__(self, model: Model | nn.Module, *, centred: bool = False, checkpointed: bool = False) -> None:
+        super().__init__(model, Scale.of(math.inf), checkpointed)
         self._centred = centred
 
     @property
@@ -287,8 +306,10 @@ class Linearised(TangentModule):
         Returns:
             The output of the tangent model, of the shape of the model's output.
         """
+        if self._centred:
+            return self._increment_alone(args, kwargs)
         initial, delta = self._increment(args, kwargs)
-        return delta if self._centred else initial + delta
+        return initial + delta
 
     def weights(self) -> dict[str, Tensor]:
         """Compute w₀ + v, the weights w̄ at which the linearised model is evaluated.

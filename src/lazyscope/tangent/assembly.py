@@ -20,6 +20,7 @@ from lazyscope.errors import ModelError
 from lazyscope.linalg.finite import check_finite
 from lazyscope.model.base import Model, flatten
 from lazyscope.model.increment import Captured
+from lazyscope.model.increment.attention import written_out
 from lazyscope.model.increment.program import widened
 from lazyscope.model.inputs import Samples
 from lazyscope.progress import Bar
@@ -187,7 +188,7 @@ class Assembly:
     def _sample_graph(self, captured: Captured) -> SampleGraph:
         """The sample graph of a traced graph, with a float64 copy if rounding could change branches and TF32 is off."""
         if captured not in self._sample_graphs:
-            model, graph = self._model, captured.module
+            model, graph = self._model, written_out(captured.module)
             sample_graph = SampleGraph(graph, model)
             double = next(iter(model.params.values())).dtype == torch.float64
             if not double and sample_graph.kinked and torch.get_float32_matmul_precision() == "highest":

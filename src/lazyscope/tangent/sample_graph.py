@@ -22,6 +22,7 @@ from lazyscope._typing import Inputs
 from lazyscope.ambient import derivatives
 from lazyscope.errors import ModelError
 from lazyscope.model.base import Model, flatten
+from lazyscope.model.increment.attention import written_out
 from lazyscope.model.increment.base import FINE
 from lazyscope.model.increment.watch import stop
 from lazyscope.model.inputs import Samples
@@ -122,7 +123,7 @@ class SampleGraph:
     def of(model: Model, x: Inputs) -> SampleGraph:
         """Trace the sample graph of the first sample of x."""
         first = Samples(x).rows(slice(1))
-        return SampleGraph(model.graph(model.params, model.state, first).module, model)
+        return SampleGraph(written_out(model.graph(model.params, model.state, first).module), model)
 
     @property
     def k(self) -> int:

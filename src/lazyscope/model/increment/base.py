@@ -82,13 +82,20 @@ class Pair(NamedTuple):
     def current(self, scale: Scale) -> Tensor:
         """Compute the present value x = x₀ + εΔ, which is rounded.
 
+        At ε = 0 it is x₀ itself, so that nothing is copied or kept twice.
+
         Args:
             scale: The scale.
 
         Returns:
             The value.
         """
-        return torch.add(self.base, self.delta * scale.epsilon)
+        base, delta, epsilon = self.base, self.delta, scale.epsilon
+        if isinstance(epsilon, Tensor):
+            return torch.add(base, delta * epsilon)
+        if epsilon == 0.0 and base.shape == delta.shape and torch.promote_types(base.dtype, delta.dtype) == base.dtype:
+            return base
+        return torch.add(base, delta, alpha=epsilon)
 
 
 class Choice(NamedTuple):
@@ -210,17 +217,52 @@ def negative(a: Any) -> Any:
     return Pair(-a.base, -a.delta) if isinstance(a, Pair) else -a
 
 
-def times(scale: Scale, a: Any, b: Any) -> Any:
-    """The pair of a·b (elementwise): Δ(ab) = Δa·b + a₀·Δb with b at its current value."""
+class _Times(torch.autograd.Function):
+    """Δ of a·b: its derivative is that of a·b at the current point, which is all that is kept."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(a: Tensor, da: Tensor, db: Tensor, now_a: Tensor, now_b: Tensor) -> Tensor:
+        return torch.addcmul(da * now_b, a, db)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor, ...], output: Tensor) -> None:
+        _, da, db, now_a, now_b = inputs
+        ctx.save_for_backward(now_a, now_b)
+        ctx.shapes = da.shape, db.shape
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        (grad,) = grads
+        now_a, now_b = ctx.saved_tensors
+        da = (grad * now_b.conj()).sum_to_size(ctx.shapes[0]) if ctx.needs_input_grad[1] else None
+        db = (grad * now_a.conj()).sum_to_size(ctx.shapes[1]) if ctx.needs_input_grad[2] else None
+        return None, da, db, None, None
+
+
+def times_delta(scale: Scale, a: Any, b: Any) -> Tensor:
+    """Δ(ab) = Δa·b + a₀·Δb (elementwise), with b at its current value; a or b may be a constant."""
     if isinstance(a, Pair) and isinstance(b, Pair):
-        return Pair(a.base * b.base, a.delta * b.current(scale) + a.base * b.delta)
-    if isinstance(a, Pair):
-        return Pair(a.base * b, a.delta * b)
-    if isinstance(b, Pair):
-        return Pair(a * b.base, a * b.delta)
+        now = a.current(scale), b.current(scale)
+        if len({a.base.dtype, a.delta.dtype, b.delta.dtype}) > 1:
+            return a.delta * now[1] + a.base * b.delta
+        return _Times.apply(a.base, a.delta, b.delta, *now)  # type: ignore[no-any-return, no-untyped-call]
+    return a.delta * b if isinstance(a, Pair) else a * b.delta  # type: ignore[no-any-return]
+
+
+def times(scale: Scale, a: Any, b: Any) -> Any:
+    """The pair of a·b (elementwise)."""
+    if isinstance(a, Pair) or isinstance(b, Pair):
+        return Pair(base_of(a) * base_of(b), times_delta(scale, a, b))
     return a * b
 
 
 def linear_map(a: Any, function: Callable[[Tensor], Tensor]) -> Any:
     """The pair of a linear function of a."""
     return Pair(function(a.base), function(a.delta)) if isinstance(a, Pair) else function(a)
+
+
+def in_transform() -> bool:
+    """Whether a transform of `torch.func` (vmap, jvp) or the compiler is at work: each needs plain torch operations."""
+    return torch.compiler.is_compiling() or torch._C._functorch.peek_interpreter_stack() is not None

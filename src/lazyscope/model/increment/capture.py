@@ -33,6 +33,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from lazyscope.ambient import ordinary
 from lazyscope.errors import LazyscopeError, ModelError
 from lazyscope.linalg.finite import check_finite
+from lazyscope.model.increment.attention import named, replacement
 from lazyscope.model.increment.base import LINEAR, RULES
 from lazyscope.model.increment.rewrite import DECOMPOSED
 from lazyscope.model.increment.undecided import tie, values_of
@@ -123,7 +124,8 @@ def _captured(
 ) -> Captured:
     table = _decompositions() if decompositions is None else {**decompositions, **DECOMPOSED}
     start = [leaf.requires_grad_() if i < moving else leaf for i, leaf in enumerate(leaves)]
-    watch = Watch(moving, state)
+    whole = {torch._C._nn.scaled_dot_product_attention: replacement} if decompositions is None else {}
+    watch = Watch(moving, state, whole)
     with _LOCK, torch.enable_grad(), torch.autocast(leaves[0].device.type, enabled=False):
         module = _traced(watch.watching(function), start, table)
         readings = watch.readings(module.graph)
@@ -137,7 +139,9 @@ def _captured(
     _end_with_operation(module.graph)
     module.graph.eliminate_dead_code()
     module.recompile()
-    _verify(module, function, start, moving)
+    _verify(module, watch.replacing(function), start, moving)
+    named(module.graph)
+    module.recompile()
     return Captured(module, guard, chosen, tie(module, start, moving))
 
 

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from lazyscope.model.increment.base import Number, Pair, Scale, add, linear_map, negative, rule, times
+from lazyscope.model.increment.base import Number, Pair, Scale, add, in_transform, linear_map, negative, rule, times
 from lazyscope.model.increment.fallback import difference
+from lazyscope.model.increment.fused import fused_layer_norm, on_gpu
 from lazyscope.model.increment.smooth import apply, quotient, small_step
 
 
@@ -23,19 +25,59 @@ def _exponential_sums(scale: Scale, probabilities: Tensor, a: Pair, dim: int) ->
     return growth, (probabilities * growth).sum(dim, keepdim=True), far
 
 
-@rule("_softmax.default", "_safe_softmax.default", "softmax.int")
-def _softmax(scale: Scale, out: Tensor, a: Pair, dim: int, *_: Any, **__: Any) -> Tensor:
+class _Softmax(torch.autograd.Function):
+    """Δ of a softmax or of its logarithm; the derivative is that at the current point, which is all that is kept."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(
+        out: Tensor, base: Tensor, delta: Tensor, now: Tensor, alpha: Any, epsilon: Any, dim: int, log: bool
+    ) -> Tensor:
+        form = _log_softmax_delta if log else _softmax_delta
+        return form(Scale(alpha, epsilon), out, Pair(base, delta), dim)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        ctx.save_for_backward(inputs[3])
+        ctx.dim, ctx.log = inputs[6:]
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        (grad,) = grads
+        p = torch.softmax(ctx.saved_tensors[0], ctx.dim)
+        total = (grad if ctx.log else grad * p).sum(ctx.dim, keepdim=True)
+        delta = grad - p * total if ctx.log else p * (grad - total)
+        return None, None, delta, None, None, None, None, None
+
+
+def _softmax_delta(scale: Scale, out: Tensor, a: Pair, dim: int) -> Tensor:
     # p - p₀ = p₀(eᵢ - S)/(1 + S), eᵢ = expm1(δᵢ), S = Σ p₀e; a large step takes the plain difference.
     growth, total, far = _exponential_sums(scale, out, a, dim)
     near = out * (growth - total) / (1.0 + scale.epsilon * torch.where(far, torch.zeros_like(total), total))
     return torch.where(far, _plain(scale, torch.softmax(_reached(scale, a, far), dim), out), near)
 
 
-@rule("_log_softmax.default", "log_softmax.int")
-def _log_softmax(scale: Scale, out: Tensor, a: Pair, dim: int, *_: Any, **__: Any) -> Tensor:
+def _log_softmax_delta(scale: Scale, out: Tensor, a: Pair, dim: int) -> Tensor:
     _growth, total, far = _exponential_sums(scale, out.exp(), a, dim)
     near = a.delta - _log1p(scale, total, far)
     return torch.where(far, _plain(scale, torch.log_softmax(_reached(scale, a, far), dim), out), near)
+
+
+def _normalised(scale: Scale, out: Tensor, a: Pair, dim: int, log: bool) -> Tensor:
+    return _Softmax.apply(  # type: ignore[no-any-return, no-untyped-call]
+        out, a.base, a.delta, a.current(scale), scale.alpha, scale.epsilon, dim, log
+    )
+
+
+@rule("_softmax.default", "_safe_softmax.default", "softmax.int")
+def _softmax(scale: Scale, out: Tensor, a: Pair, dim: int, *_: Any, **__: Any) -> Tensor:
+    return _normalised(scale, out, a, dim, False)
+
+
+@rule("_log_softmax.default", "log_softmax.int")
+def _log_softmax(scale: Scale, out: Tensor, a: Pair, dim: int, *_: Any, **__: Any) -> Tensor:
+    return _normalised(scale, out, a, dim, True)
 
 
 @rule("logsumexp.default")
@@ -88,16 +130,72 @@ def _affine(scale: Scale, a: Any, weight: Any, bias: Any, shape: tuple[int, ...]
     return a if bias is None else add(a, linear_map(bias, lambda t: t.reshape(shape)))
 
 
+class _LayerNorm(torch.autograd.Function):
+    """Δ of a layer norm; the derivative is that at the current point, which is all that is kept."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(
+        x: Tensor, dx: Tensor, weight: Any, dw: Any, db: Any, now_x: Tensor, now_w: Any, epsilon: Any, options: Any
+    ) -> Tensor:
+        shape, eps = options
+        size = math.prod(shape)
+        if on_gpu(x, dx, weight, dw, db) and 0 < size <= _LONGEST and x.numel() > 0 and not in_transform():
+            return fused_layer_norm(x, dx, (weight, dw, now_w), db, size, eps, epsilon)
+        scale = Scale(None, epsilon)
+        delta = standardise(scale, Pair(x, dx), list(range(-len(shape), 0)), eps)
+        if now_w is not None:
+            delta = Pair(delta.base, delta.delta * now_w + (0.0 if dw is None else delta.base * dw))
+        out: Tensor = delta.delta
+        return out if db is None else out + db
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        ctx.save_for_backward(inputs[5], inputs[6])
+        ctx.options = inputs[8]
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        (grad,) = grads
+        x, weight = ctx.saved_tensors
+        shape, eps = ctx.options
+        needs = [ctx.needs_input_grad[1], ctx.needs_input_grad[3], ctx.needs_input_grad[4]]
+        _, mean, root = torch.ops.aten.native_layer_norm(x, shape, None, None, eps)
+        grad, zero = grad.contiguous(), None if weight is None else torch.zeros_like(weight)
+        if weight is None:
+            needs[1:] = [False, False]
+        dx, dw, db = torch.ops.aten.native_layer_norm_backward(grad, x, shape, mean, root, weight, zero, needs)
+        if weight is None and ctx.needs_input_grad[4]:
+            db = grad.sum(list(range(grad.dim() - len(shape))))
+        return None, dx, None, dw if needs[1] else None, db if ctx.needs_input_grad[4] else None, *(None,) * 4
+
+
+_LONGEST = 16384
+"""Rows that fit into the registers of one program on a GPU."""
+
+
 @rule("native_layer_norm.default")
 def _layer_norm(
     scale: Scale, _: Any, a: Any, shape: Any, weight: Any, bias: Any, eps: Number
 ) -> tuple[Any, None, None]:
-    normal = a
-    if isinstance(a, Pair):
-        normal = standardise(scale, a, list(range(-len(shape), 0)), eps)
-    else:
+    shape = tuple(shape)
+    if not isinstance(a, Pair):
         normal = torch.nn.functional.layer_norm(a, shape, None, None, eps)
-    return _affine(scale, normal, weight, bias, tuple(shape)).delta, None, None
+        return _affine(scale, normal, weight, bias, shape).delta, None, None
+    moves = isinstance(weight, Pair)
+    now = weight.current(scale) if moves else weight
+    start, moved = (weight.base, weight.delta) if moves else (weight, None)
+    shift = bias.delta if isinstance(bias, Pair) else None
+    operands = _widest(a.base, a.delta, start, moved, shift, a.current(scale), now)
+    return _LayerNorm.apply(*operands, scale.epsilon, (shape, eps)), None, None  # type: ignore[no-untyped-call]
+
+
+def _widest(*tensors: Any) -> tuple[Any, ...]:
+    """Tensors in the widest of their dtypes: under autocast some are in half precision."""
+    present = [t.dtype for t in tensors if t is not None]
+    dtype = functools.reduce(torch.promote_types, present)
+    return tensors if len(set(present)) == 1 else tuple(None if t is None else t.to(dtype) for t in tensors)
 
 
 @rule("native_group_norm.default")

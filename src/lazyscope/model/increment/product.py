@@ -13,31 +13,36 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lazyscope.model.increment.base import Number, Pair, Scale, linear_map, rule, times
+from lazyscope.model.increment.base import Number, Pair, Scale, in_transform, linear_map, rule, times, times_delta
 from lazyscope.model.increment.smooth import apply
 
 
 class _MatrixProduct(torch.autograd.Function):
-    """Δ of a @ b for matrices or batches of matrices of equal batch."""
+    """Δ of a @ b for matrices or batches of matrices of equal batch, plus a shift."""
 
     generate_vmap_rule = True
 
     @staticmethod
-    def forward(a: Tensor, da: Tensor, b: Tensor, db: Tensor, current_a: Tensor, current_b: Tensor) -> Tensor:
-        return da @ b + current_a @ db
+    def forward(
+        da: Tensor, b: Tensor, db: Tensor, shift: Tensor | None, current_a: Tensor, current_b: Tensor
+    ) -> Tensor:
+        out = da @ b if shift is None else torch.add(da @ b, shift) if da.dim() > 2 else torch.addmm(shift, da, b)
+        if out.dim() > 3 or in_transform():
+            return out + current_a @ db
+        return out.addmm_(current_a, db) if out.dim() == 2 else out.baddbmm_(current_a, db)
 
     @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Tensor, ...], output: Tensor) -> None:
-        # Under autocast the product is of lower precision than the factors; backward runs outside it.
-        ctx.save_for_backward(inputs[4].to(output.dtype), inputs[5].to(output.dtype))
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        ctx.save_for_backward(*inputs[4:])
+        ctx.shift = None if inputs[3] is None else inputs[3].shape
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         (grad,) = grads
         a, b = ctx.saved_tensors
-        da = grad @ b.mH if ctx.needs_input_grad[1] else None  # of complex matrices, the adjoint
-        db = a.mH @ grad if ctx.needs_input_grad[3] else None
-        return None, da, None, db, None, None
+        da = grad @ b.mH if ctx.needs_input_grad[0] else None  # of complex matrices, the adjoint
+        db = a.mH @ grad if ctx.needs_input_grad[2] else None
+        return da, None, db, grad.sum_to_size(ctx.shift) if ctx.needs_input_grad[3] else None, None, None
 
 
 class _Convolution(torch.autograd.Function):
@@ -47,33 +52,43 @@ class _Convolution(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        x: Tensor, dx: Tensor, w: Tensor, dw: Tensor, current_x: Tensor, current_w: Tensor, options: tuple[Any, ...]
+        dx: Tensor, w: Tensor, dw: Tensor, current_x: Tensor, current_w: Tensor, options: tuple[Any, ...]
     ) -> Tensor:
         return torch.convolution(dx, w, None, *options) + torch.convolution(current_x, dw, None, *options)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-        ctx.save_for_backward(inputs[4].to(output.dtype), inputs[5].to(output.dtype))
-        ctx.options = inputs[6]
+        ctx.save_for_backward(inputs[3], inputs[4])
+        ctx.options = inputs[5]
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         (grad,) = grads
         x, w = (saved.conj() if saved.is_complex() else saved for saved in ctx.saved_tensors)
-        mask = [ctx.needs_input_grad[1], ctx.needs_input_grad[3], False]
+        mask = [ctx.needs_input_grad[0], ctx.needs_input_grad[2], False]
         dx, dw, _ = torch.ops.aten.convolution_backward(grad, x, w, None, *ctx.options, mask)
-        return None, dx, None, dw, None, None, None
+        return dx, None, dw, None, None, None
 
 
-def matrix_product(scale: Scale, a: Any, b: Any) -> Tensor:
-    """Δ(a @ b)."""
-    if not isinstance(a, Pair):
-        return a @ b.delta  # type: ignore[no-any-return]
-    if not isinstance(b, Pair):
-        return a.delta @ b  # type: ignore[no-any-return]
-    with torch.no_grad():
-        current = a.current(scale), b.current(scale)
-    return _MatrixProduct.apply(a.base, a.delta, b.base, b.delta, *current)  # type: ignore[no-any-return, no-untyped-call]
+def lowered(*tensors: Tensor | None) -> tuple[Any, ...]:
+    """Operands as autocast would cast them: inside of a function of our own it does not."""
+    first = next(t for t in tensors if t is not None)
+    device = first.device.type
+    if not torch.is_autocast_enabled(device) or first.dtype == torch.float64:
+        return tensors
+    dtype = torch.get_autocast_dtype(device)
+    return tuple(t.to(dtype) if t is not None and t.is_floating_point() else t for t in tensors)
+
+
+def matrix_product(scale: Scale, a: Any, b: Any, shift: Tensor | None = None) -> Tensor:
+    """Δ(a @ b) + shift."""
+    if isinstance(a, Pair) and isinstance(b, Pair):
+        # The current point is part of the graph, so that second derivatives see that it moves.
+        operands = lowered(a.delta, b.base, b.delta, shift, a.current(scale), b.current(scale))
+        return _MatrixProduct.apply(*operands)  # type: ignore[no-any-return, no-untyped-call]
+    left, right = (a, b.delta) if isinstance(b, Pair) else (a.delta, b)
+    product: Tensor = left @ right
+    return product if shift is None else product + shift
 
 
 @rule("mm.default", "bmm.default", "mv.default", "dot.default")
@@ -92,15 +107,14 @@ def _matrix_product(scale: Scale, _: Tensor, a: Any, b: Any) -> Any:
 def _sum_and_product(
     scale: Scale, out: Tensor, c: Any, a: Any, b: Any, *, beta: Number = 1.0, alpha: Number = 1.0
 ) -> Tensor:
-    moving = isinstance(a, Pair) or isinstance(b, Pair)
-    product = matrix_product(scale, a, b) * alpha if alpha != 1.0 and moving else None
-    if moving and product is None:
-        product = matrix_product(scale, a, b)
     shift = (c.delta if beta == 1.0 else beta * c.delta) if isinstance(c, Pair) else None
-    if product is None:
-        assert shift is not None
-        return shift.expand_as(out)
-    return product if shift is None else product + shift
+    if isinstance(a, Pair) or isinstance(b, Pair):
+        if alpha == 1.0:
+            return matrix_product(scale, a, b, shift)
+        product = matrix_product(scale, a, b) * alpha
+        return product if shift is None else product + shift
+    assert shift is not None
+    return shift.expand_as(out)
 
 
 @rule("convolution.default")
@@ -126,24 +140,21 @@ def _convolution(
         return torch.convolution(x, weight.delta, shift, *options)
     if not isinstance(weight, Pair):
         return torch.convolution(x.delta, weight, shift, *options)
-    with torch.no_grad():
-        current = x.current(scale), weight.current(scale)
-    out: Tensor = _Convolution.apply(  # type: ignore[no-untyped-call]
-        x.base, x.delta, weight.base, weight.delta, *current, options
-    )
+    operands = lowered(x.delta, weight.base, weight.delta, x.current(scale), weight.current(scale))
+    out: Tensor = _Convolution.apply(*operands, options)  # type: ignore[no-untyped-call]
     return out if shift is None else out + shift.reshape(-1, *(1,) * (out.dim() - 2))
 
 
 @rule("mul.Tensor", "mul.Scalar")
 def _mul(scale: Scale, _: Tensor, a: Any, b: Any) -> Any:
-    return times(scale, a, b).delta
+    return times_delta(scale, a, b)
 
 
 @rule("addcmul.default")
 def _addcmul(scale: Scale, out: Tensor, c: Any, a: Any, b: Any, *, value: Number = 1.0) -> Tensor:
     delta = torch.zeros_like(out)
     if isinstance(a, Pair) or isinstance(b, Pair):
-        delta = delta + value * times(scale, a, b).delta
+        delta = delta + value * times_delta(scale, a, b)
     return delta + c.delta if isinstance(c, Pair) else delta
 
 
@@ -151,7 +162,7 @@ def _addcmul(scale: Scale, out: Tensor, c: Any, a: Any, b: Any, *, value: Number
 def _div(scale: Scale, _: Tensor, a: Any, b: Any) -> Any:
     if not isinstance(b, Pair):
         return a.delta / b
-    return times(scale, a, apply("reciprocal", scale, b)).delta
+    return times_delta(scale, a, apply("reciprocal", scale, b))
 
 
 @rule("_trilinear.default")

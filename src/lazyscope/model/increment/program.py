@@ -19,13 +19,14 @@ from torch import Tensor, fx
 from torch.fx.node import map_arg
 
 from lazyscope.errors import ModelError
-from lazyscope.model.increment import choice, extremum, kink, linear, normalise, product, smooth
+from lazyscope.model.increment import attention, choice, extremum, kink, linear, normalise, product, smooth
 from lazyscope.model.increment.base import CONSTANT, FINE, LINEAR, STEPS, Choice, Pair, Scale
 from lazyscope.model.increment.capture import Captured
 from lazyscope.model.increment.fallback import rule_of
+from lazyscope.model.increment.repeated import again, outlined, region
 from lazyscope.model.increment.watch import stop
 
-ROOMS = (smooth, kink, product, extremum, normalise, linear, choice)
+ROOMS = (attention, smooth, kink, product, extremum, normalise, linear, choice)
 """The modules that fill the table of rules when they are imported."""
 
 
@@ -43,11 +44,17 @@ class Program:
             the increment α(h(w) - h(w₀)).
         kinked: Whether an operation of the forward is not everywhere differentiable.
         without_rule: The operations that have no increment rule, and are computed as float64 differences.
+        joint: A function of the scale, of v and of all leaves that returns h(w₀) and the increment. It goes through the
+            layers once, so that values at w₀ are held no longer than the next layers need them. With `forgetful=True`
+            repeated blocks are computed again in the backward pass. None for models that choose.
+        lone: The same function without h(w₀).
     """
 
     base: Callable[..., tuple[Any, ...]]
     exact_base: Callable[..., tuple[Any, ...]]
     increment: Callable[[Scale, Sequence[Tensor], tuple[Any, ...]], Tensor]
+    joint: Callable[..., tuple[Tensor, Tensor]] | None
+    lone: Callable[..., Tensor] | None
     kinked: bool
     """Whether some operation on the way (ReLU, max-pooling, sorting) is not everywhere differentiable."""
     without_rule: tuple[str, ...] = ()
@@ -78,7 +85,20 @@ def split(captured: Captured, count: int) -> Program:
 
     base = _base(module, [node for node, _ in writer.needed])
     exact = _exact_base(module, writer.needed, captured.chosen) if writer.kinked or captured.chosen else base
-    return Program(base, exact, run, writer.kinked, tuple(dict.fromkeys(writer.without_rule)))
+    joint, lone = (None if writer.chosen else _joint(module, count, with_base) for with_base in (True, False))
+    return Program(base, exact, run, joint, lone, writer.kinked, tuple(dict.fromkeys(writer.without_rule)))
+
+
+def _joint(module: fx.GraphModule, count: int, with_base: bool) -> Callable[..., Any]:
+    """Values and increments in one program; its repeated parts are compiled once, and computed again on request."""
+    flat = fx.GraphModule(module, _IncrementWriter(module.graph, count, joint=True, with_base=with_base).graph)
+    compiled, checkpointed = outlined(flat, region, again)
+
+    def run(scale: Scale, moves: Sequence[Tensor], leaves: Sequence[Tensor], *, forgetful: bool = False) -> Any:
+        program = checkpointed if forgetful else compiled if torch.compiler.is_compiling() else flat
+        return program(scale, *moves, *(leaf.detach() for leaf in leaves))
+
+    return run
 
 
 def _base(module: fx.GraphModule, needed: list[fx.Node]) -> fx.GraphModule:
@@ -174,10 +194,12 @@ _PRESENT = "present"
 
 
 class _IncrementWriter:
-    """Writes the increment program beside a traced forward."""
+    """Writes the increment program beside a traced forward; `joint`, the values at w₀ with it."""
 
-    def __init__(self, source: fx.Graph, count: int) -> None:
+    def __init__(self, source: fx.Graph, count: int, *, joint: bool = False, with_base: bool = False) -> None:
         self.graph = fx.Graph()
+        self._copied: dict[fx.Node, fx.Node] | None = {} if joint else None
+        self._with_base = with_base
         self.needed: list[tuple[fx.Node, bool]] = []  # nodes whose values at w₀ are inputs here; whether in float64
         self.kinked = False
         self.without_rule: list[str] = []
@@ -190,21 +212,25 @@ class _IncrementWriter:
         self._pair: dict[tuple[fx.Node, bool], fx.Node] = {}
         self._scale = self.graph.placeholder("scale")
         self._last_placeholder = self._scale
-        moving: set[fx.Node] = set()
-        seen = 0
+        places = [node for node in source.nodes if node.op == "placeholder"]
+        moving = set(places[:count])
+        self._delta |= {node: self._placeholder(f"v{number}") for number, node in enumerate(places[:count])}
+        if self._copied is not None:
+            self._copied |= {node: self._placeholder(f"x{number}") for number, node in enumerate(places)}
         for node in source.nodes:
-            if node.op == "placeholder":
-                seen += 1
-                if seen <= count:
-                    self._delta[node] = self._placeholder(f"v{seen - 1}")
-                    moving.add(node)
-            elif node.op == "output":
+            if node.op == "output":
                 self._write_output(node.args[0])
-            elif node.op == "call_function" and _moves(node, moving):
+                continue
+            if self._copied is not None and node.op != "placeholder":
+                self._copied[node] = self.graph.node_copy(node, self._copied.__getitem__)
+            if node.op == "placeholder":
+                continue
+            if node.op == "call_function" and _moves(node, moving):
                 moving.add(node)
                 if _is_choice(node):
                     self._choices.add(node)
                 self._delta[node] = self._write(node)
+                self._delta[node].meta = dict(node.meta)
 
     def _placeholder(self, name: str) -> fx.Node:
         with self.graph.inserting_after(self._last_placeholder):
@@ -212,6 +238,8 @@ class _IncrementWriter:
         return self._last_placeholder
 
     def base(self, node: fx.Node, fine: bool = False) -> fx.Node:
+        if self._copied is not None:
+            return self._copied[node]
         if (node, fine) not in self._base:
             self._base[node, fine] = self._placeholder(f"b{len(self.needed)}")
             self.needed.append((node, fine))
@@ -220,7 +248,7 @@ class _IncrementWriter:
     def pair(self, node: fx.Node, fine: bool = False) -> fx.Node:
         if node not in self._delta:
             return self.base(node, fine)
-        if (node, fine) not in self._pair:
+        if (node, fine) not in self._pair or self._copied is not None:  # of its own for each, so that none is shared
             kind = Choice if node in self._choices else Pair
             self._pair[node, fine] = self.graph.call_function(kind, (self.base(node, fine), self._delta[node]))
         return self._pair[node, fine]
@@ -279,5 +307,7 @@ class _IncrementWriter:
             raise ModelError("The model must return one tensor; wrap it in a module that returns the output to study.")
         if result not in self._delta or result in self._choices:
             raise ModelError("The model's output does not depend on its trainable parameters; check its forward.")
-        self.graph.output(self._delta[result])
+        delta = self._delta[result]
+        self.graph.output((self.base(result), delta) if self._with_base else delta)
+        self.graph.eliminate_dead_code()
         self.graph.lint()

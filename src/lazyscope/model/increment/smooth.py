@@ -16,6 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from lazyscope.model.increment.base import Number, Pair, Scale, rule, times
+from lazyscope.model.increment.fused import fused_increment, fusible
 
 # Gauss–Legendre on [0, 1], five nodes: with the steps below the error is under rounding for functions analytic within
 # distance 2 of the real line, as are all those here (softplus has its poles at ±iπ).
@@ -150,36 +151,112 @@ SLOPES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     "sinh": lambda a, step: 0.5 * (_exp(a, step) + _exp(-a, -step)),
     "cosh": lambda a, step: 0.5 * (_exp(a, step) - _exp(-a, -step)),
     "atan": lambda a, step: mean_slope(torch.atan, lambda t: 1.0 / (1.0 + t * t), a, step * 1.0),
+    "gelu": _gelu,
+    "gelu_tanh": _gelu_tanh,
+    "softplus": lambda a, step: mean_slope(F.softplus, torch.sigmoid, a, step),
 }
+"""φ[x₀, x₀ + step] as a function of x₀ and the step."""
+
+
+DERIVATIVES: dict[str, Callable[[Tensor], Tensor]] = {
+    "exp": torch.exp,
+    "expm1": torch.exp,
+    "exp2": lambda x: math.log(2.0) * torch.exp2(x),
+    "log": torch.reciprocal,
+    "log1p": lambda x: 1.0 / (1.0 + x),
+    "log2": lambda x: 1.0 / (math.log(2.0) * x),
+    "log10": lambda x: 1.0 / (math.log(10.0) * x),
+    "tanh": lambda x: 4.0 * torch.sigmoid(2.0 * x) * torch.sigmoid(-2.0 * x),
+    "sigmoid": lambda x: torch.sigmoid(x) * torch.sigmoid(-x),
+    "erf": lambda x: torch.exp(-x * x) * (2.0 / math.sqrt(math.pi)),
+    "erfc": lambda x: torch.exp(-x * x) * (-2.0 / math.sqrt(math.pi)),
+    "sqrt": lambda x: 0.5 * torch.rsqrt(x),
+    "rsqrt": lambda x: -0.5 * torch.rsqrt(x) / x,
+    "reciprocal": lambda x: -torch.reciprocal(x * x),
+    "square": lambda x: 2.0 * x,
+    "sin": torch.cos,
+    "cos": lambda x: -torch.sin(x),
+    "sinh": torch.cosh,
+    "cosh": torch.sinh,
+    "atan": lambda x: 1.0 / (1.0 + x * x),
+    "softplus": torch.sigmoid,
+}
+"""φ', by the names of `SLOPES`."""
+
+_PULLS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+    "silu": torch.ops.aten.silu_backward,
+    "gelu": torch.ops.aten.gelu_backward,
+    "gelu_tanh": lambda g, x: torch.ops.aten.gelu_backward(g, x, approximate="tanh"),
+}
+
+
+def pull(name: str, grad: Tensor, x: Tensor) -> Tensor:
+    """g·φ'(x), by torch's own kernel where there is one."""
+    own = _PULLS.get(name)
+    return own(grad, x) if own is not None else grad * DERIVATIVES[name](x).conj()
+
+
+class _Smooth(torch.autograd.Function):
+    """Δφ = Δ·φ[x₀, x], with the derivative φ'(x): only the current point is kept."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(base: Tensor, delta: Tensor, now: Tensor, epsilon: Any, name: str) -> Tensor:
+        if not isinstance(epsilon, Tensor) and epsilon == 0.0 and not base.is_complex():
+            return pull(name, delta, base)
+        if fusible(name, base, delta):
+            return fused_increment(name, base, delta, epsilon)
+        return delta * SLOPES[name](base, delta * epsilon)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        ctx.save_for_backward(inputs[2])
+        ctx.name = inputs[4]
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        (grad,) = grads
+        (now,) = ctx.saved_tensors
+        return None, pull(ctx.name, grad, now), None, None, None
+
+
+def smooth_delta(name: str, scale: Scale, a: Pair) -> Tensor:
+    """Δ of a named smooth function."""
+    if a.base.shape != a.delta.shape or a.base.dtype != a.delta.dtype:
+        return a.delta * SLOPES[name](a.base, a.step(scale))
+    return _Smooth.apply(a.base, a.delta, a.current(scale), scale.epsilon, name)  # type: ignore[no-any-return, no-untyped-call]
 
 
 def apply(name: str, scale: Scale, a: Pair) -> Pair:
     """The pair of a named smooth function."""
     value: Tensor = getattr(torch, name)(a.base) if name != "silu" else F.silu(a.base)
-    return Pair(value, a.delta * SLOPES[name](a.base, a.step(scale)))
+    return Pair(value, smooth_delta(name, scale, a))
 
 
 def _register_smooth(name: str) -> None:
     @rule(f"{name}.default")
     def smooth(scale: Scale, _: Tensor, a: Pair) -> Tensor:
-        return a.delta * SLOPES[name](a.base, a.step(scale))
+        return smooth_delta(name, scale, a)
 
 
 for _name in SLOPES:
-    _register_smooth(_name)
+    if _name not in ("gelu", "gelu_tanh", "softplus"):  # these take more than one argument
+        _register_smooth(_name)
 
 
 @rule("gelu.default")
 def gelu(scale: Scale, _: Tensor, a: Pair, approximate: str = "none") -> Tensor:
     """x·Φ(x), or its tanh approximation."""
-    slope = _gelu if approximate == "none" else _gelu_tanh
-    return a.delta * slope(a.base, a.step(scale))
+    return smooth_delta("gelu" if approximate == "none" else "gelu_tanh", scale, a)
 
 
 @rule("softplus.default")
 def softplus(scale: Scale, _: Tensor, a: Pair, beta: Number = 1.0, threshold: Number = 20.0) -> Tensor:
     """log(1 + exp(βx))/β; torch's switch to x above the threshold is under rounding."""
-    return a.delta * mean_slope(F.softplus, torch.sigmoid, beta * a.base, beta * a.step(scale))
+    scaled = a if beta == 1.0 else Pair(beta * a.base, beta * a.delta)
+    delta = smooth_delta("softplus", scale, scaled)
+    return delta if beta == 1.0 else delta / beta
 
 
 @rule("pow.Tensor_Scalar")
@@ -187,6 +264,9 @@ def power(scale: Scale, _: Tensor, a: Pair, exponent: Number) -> Tensor:
     """x^p: for integers the sum Σ x₀^k x^(p-1-k)."""
     if exponent == 0:
         return torch.zeros_like(a.delta)
+    named = {2.0: "square", 0.5: "sqrt", -0.5: "rsqrt", -1.0: "reciprocal"}.get(float(exponent))
+    if named is not None:
+        return smooth_delta(named, scale, a)
     return a.delta * _power(a.base, a.step(scale), float(exponent))
 
 

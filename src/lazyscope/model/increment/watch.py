@@ -57,10 +57,15 @@ class Reading:
 
 
 class Watch:
-    """Watches one trace, in which the first `moving` placeholders move, and those up to `state` must not be changed."""
+    """Watches one trace, in which the first `moving` placeholders move, and those up to `state` must not be changed.
 
-    def __init__(self, moving: int, state: int = 0) -> None:
+    `replaced` are torch functions that are called in another form, beside those of `REPLACED`.
+    """
+
+    def __init__(self, moving: int, state: int = 0, replaced: dict[Any, Callable[..., Any]] | None = None) -> None:
         self._moving, self._state = moving, state
+        self._own = replaced or {}
+        self.replaced = {**REPLACED, **self._own}
         self._kinds: dict[fx.Node, Kind] = {}
         self._arrays: list[fx.Node] = []
         self.stopped: set[fx.Node] = set()
@@ -79,6 +84,15 @@ class Watch:
             return out
 
         return watched
+
+    def replacing(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        """The same function with the replacements of this watch, not watched."""
+
+        def replaced(*args: Any) -> Any:
+            with _Replacing(self._own):
+                return function(*args)
+
+        return replaced
 
     def kind(self, node: fx.Node) -> Kind:
         """How the node depends on the parameters."""
@@ -157,10 +171,21 @@ class _Mode(TorchFunctionMode):
             done, value = self._watch.read(name, args[0])
             if done:
                 return value
-        func = REPLACED.get(func, func)
+        func = self._watch.replaced.get(func, func)
         out = func(*args, **kwargs)
         self._watch.result(out)
         return out
+
+
+class _Replacing(TorchFunctionMode):
+    def __init__(self, replaced: dict[Any, Callable[..., Any]]) -> None:
+        super().__init__()
+        self._replaced = replaced
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        return self._replaced.get(func, func)(*args, **(kwargs or {}))
 
 
 def _kind(node: fx.Node, kinds: dict[fx.Node, Kind], moving: int) -> Kind:

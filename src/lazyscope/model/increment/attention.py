@@ -1,0 +1,245 @@
+"""Increments of softmax attention without matrices of all queries by all keys.
+
+The formulas are in `attention_blocks`, and as kernels in `triton_attention`. The derivative of Δo is that of attention
+itself at the current point: q, k and v there are kept, and p is computed again.
+
+In a traced graph attention is one node, `attention`, which calls torch's fused kernels; `written_out` gives it in core
+operations to those who look inside.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, fx
+from torch.fx.experimental.proxy_tensor import make_fx
+
+from lazyscope.model.increment.attention_blocks import default_factor, gradients, in_parts, increment
+from lazyscope.model.increment.base import RULES, Pair, Scale, base_of, in_transform, linear_map
+from lazyscope.model.increment.fused import register_kernels, streams
+from lazyscope.model.increment.product import lowered
+
+
+def _plain(
+    q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, causal: bool, factor: float | None, grouped: bool
+) -> Tensor:
+    return F.scaled_dot_product_attention(q, k, v, mask, 0.0, causal, scale=factor, enable_gqa=grouped)
+
+
+traced_attention = torch.library.custom_op(
+    "lazyscope::attention",
+    _plain,
+    mutates_args=(),
+    schema="(Tensor q, Tensor k, Tensor v, Tensor? mask, bool causal, float? factor, bool grouped) -> Tensor",
+)
+"""Attention as one operation, so that a trace records it as one node."""
+
+
+@traced_attention.register_fake
+def _(q: Tensor, k: Tensor, v: Tensor, mask: Any, causal: bool, factor: Any, grouped: bool) -> Tensor:
+    return q.new_empty(*q.shape[:-1], v.shape[-1])
+
+
+def _keep(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+    ctx.save_for_backward(*inputs[:4])
+    ctx.options = inputs[4:]
+
+
+def _pull_back(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
+    q, k, v, mask = ctx.saved_tensors
+    causal, factor, _ = ctx.options
+    found = pulled_back(grad, q, k, v, mask, causal, default_factor(factor, q), ctx.needs_input_grad[3])
+    return *found, None, None, None
+
+
+def pulled_back(
+    grad: Tensor, q: Tensor, k: Tensor, v: Tensor, mask: Any, causal: bool, factor: float, biased: bool
+) -> tuple[Any, ...]:
+    """The gradients in q, k, v and, where it is wanted, a bias; by torch's fused kernels where they have them."""
+    if biased or torch.is_grad_enabled() or in_transform():
+        *found, bias = gradients(grad, q, k, v, mask, causal, factor)
+        return *found, bias if biased else None
+    with torch.enable_grad():
+        q, k, v = (t.detach().requires_grad_() for t in (q, k, v))
+        out = _plain(q, k, v, mask, causal, factor, q.shape[-3] != k.shape[-3])
+    return *torch.autograd.grad(out, (q, k, v), grad), None
+
+
+traced_attention.register_autograd(_pull_back, setup_context=_keep)
+
+
+def attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    mask: Tensor | None = None,
+    causal: bool = False,
+    factor: float | None = None,
+    grouped: bool = False,
+) -> Tensor:
+    """Softmax attention: the node of a traced graph, which can be differentiated as often as one likes."""
+    if torch.compiler.is_compiling():
+        return _plain(q, k, v, mask, causal, factor, grouped)
+    if in_transform():
+        return in_parts(q, k, v, mask, causal, factor)
+    out: Tensor = traced_attention(q, k, v, mask, causal, factor, grouped)
+    return out
+
+
+def replacement(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attn_mask: Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+) -> Tensor:
+    """What `F.scaled_dot_product_attention` becomes while a forward is traced."""
+    if dropout_p > 0.0 or in_transform() or not query.is_floating_point() or query.dim() < 3:
+        return F.scaled_dot_product_attention(
+            query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa
+        )
+    out: Tensor = traced_attention(query, key, value, attn_mask, is_causal, scale, enable_gqa)
+    return out
+
+
+def named(graph: fx.Graph) -> None:
+    """Let the nodes of a trace call `attention`, which chooses its kernels when it runs."""
+    for node in graph.nodes:
+        if node.op == "call_function" and node.target is torch.ops.lazyscope.attention.default:
+            node.target = attention
+            register_kernels()
+
+
+def written_out(module: fx.GraphModule) -> fx.GraphModule:
+    """The same graph with attention in core operations."""
+    if not any(node.target is attention for node in module.graph.nodes):
+        return module
+    graph, copied = fx.Graph(), dict[fx.Node, fx.Node]()
+    for node in module.graph.nodes:
+        if node.target is not attention:
+            copied[node] = (
+                graph.output(copied[node.args[0]]) if node.op == "output" else graph.node_copy(node, copied.__getitem__)
+            )
+            continue
+        tensors = [each for each in node.args[:4] if isinstance(each, fx.Node)]
+        rest = node.args[4:]
+
+        def parts(*given: Any, rest: Any = rest) -> Tensor:
+            (q, k, v, mask), (causal, factor) = (*given, None)[:4], (*rest, False, None)[:2]
+            return in_parts(q, k, v, mask, causal, factor)
+
+        examples = [torch.zeros_like(each.meta["val"]) for each in tensors]
+        inner = make_fx(parts)(*examples)
+        places = [each for each in inner.graph.nodes if each.op == "placeholder"]
+        within = {place: copied[each] for place, each in zip(places, tensors, strict=True)}
+        for each in inner.graph.nodes:
+            if each.op == "call_function":
+                within[each] = graph.node_copy(each, within.__getitem__)
+            elif each.op == "output":
+                copied[node] = within[each.args[0]]
+    return fx.GraphModule(module, graph)
+
+
+# ── the rule ───────────────────────────────────────────────────────────────────────────────────────────────────────
+class _Attention(torch.autograd.Function):
+    """Δ of attention; the derivative is that of attention at the current point."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(
+        q: Tensor,
+        dq: Tensor,
+        k: Tensor,
+        dk: Tensor,
+        dv: Tensor,
+        bias: Any,
+        dbias: Any,
+        now_q: Tensor,
+        now_k: Tensor,
+        now_v: Tensor,
+        now_bias: Any,
+        epsilon: Any,
+        options: tuple[bool, float],
+    ) -> Tensor:
+        return increment((q, dq, now_q), (k, dk), (now_v, dv), (bias, dbias), epsilon, *options)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        ctx.save_for_backward(*inputs[7:11])
+        ctx.options = inputs[12]
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        q, k, v, bias = ctx.saved_tensors
+        causal, factor = ctx.options
+        dq, dk, dv, dbias = pulled_back(grads[0], q, k, v, bias, causal, factor, ctx.needs_input_grad[6])
+        return None, dq, None, dk, dv, None, dbias, *(None,) * 6
+
+
+class _StreamedAttention(torch.autograd.Function):
+    """The same by kernels of our own, with the level of each query beside Δ."""
+
+    @staticmethod
+    def forward(*inputs: Any) -> tuple[Tensor, Tensor]:
+        q, dq, k, dk, dv, bias, dbias, now_q, _now_k, now_v, _now_bias, epsilon, (causal, factor), _start = inputs
+        out, level = torch.ops.lazyscope.attention_increment(
+            q, dq, now_q, k, dk, now_v, dv, bias, dbias, epsilon, causal, factor
+        )
+        return out, level
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+        out, level = output
+        ctx.mark_non_differentiable(level)
+        ctx.options = inputs[12]
+        now = Pair(inputs[13], out).current(Scale(None, inputs[11]))
+        ctx.save_for_backward(*inputs[7:11], now.detach(), level)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        *point, out, level = ctx.saved_tensors
+        grad = grads[0]
+        if ctx.needs_input_grad[6] or torch.is_grad_enabled():
+            dq, dk, dv, dbias = gradients(grad, *point, *ctx.options)
+        else:
+            dq, dk, dv = torch.ops.lazyscope.attention_gradient(grad, *point, out, level, *ctx.options)
+            dbias = None
+        return None, dq, None, dk, dv, None, dbias if ctx.needs_input_grad[6] else None, *(None,) * 7
+
+
+def _attention(
+    scale: Scale,
+    out: Tensor,
+    q: Any,
+    k: Any,
+    v: Any,
+    mask: Any = None,
+    causal: bool = False,
+    factor: float | None = None,
+    grouped: bool = False,
+) -> Tensor:
+    pairs = [each if isinstance(each, Pair) else Pair(each, torch.zeros_like(each)) for each in (q, k, v)]
+    if mask is not None and base_of(mask).dim() == 1:
+        mask = linear_map(mask, lambda t: t[None])
+    moving = isinstance(mask, Pair)
+    operands = lowered(
+        *(t for each in pairs for t in each),
+        base_of(mask),
+        mask.delta if moving else None,
+        *(each.current(scale) for each in pairs),
+        mask.current(scale) if moving else mask,
+    )
+    q0, dq, k0, dk, _, dv, *rest = operands
+    arguments = (q0, dq, k0, dk, dv, *rest, scale.epsilon, (causal, default_factor(factor, q0)))
+    if streams(q0, dq, k0, dk, dv) and not isinstance(scale.epsilon, Tensor):
+        return _StreamedAttention.apply(*arguments, out.to(q0.dtype))[0]  # type: ignore[no-any-return, no-untyped-call]
+    return _Attention.apply(*arguments)  # type: ignore[no-any-return, no-untyped-call]
+
+
+RULES[attention] = _attention

@@ -1,0 +1,173 @@
+"""Softmax attention and its increments in plain torch, by blocks of queries.
+
+With scores s = f·qkᵀ + bias, p = softmax(s) and o = pv, let λ = logsumexp(s) and Λ = α(λ - λ₀). Then
+
+    Δs = f(Δq·k₀ᵀ + q·Δkᵀ) + Δbias,    Δp = p₀·α·expm1(ε(Δs - Λ)),    Δo = Δp·v + p₀·Δv ,
+
+in which no two close numbers are subtracted, for steps of any size. Two sums over the keys give a row of Δo, so that
+a block of queries is all that is ever held.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from lazyscope.model.increment.base import in_transform
+
+
+def default_factor(factor: float | None, q: Tensor) -> float:
+    """The factor of the scores: 1/√d unless one is given."""
+    return 1.0 / math.sqrt(q.shape[-1]) if factor is None else float(factor)
+
+
+def in_parts(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, causal: bool, factor: float | None) -> Tensor:
+    """Attention in core operations, all at once."""
+    k, v = _shared(q, k), _shared(q, v)
+    return _attended(_scores(q, k, mask, causal, default_factor(factor, q), 0)) @ v
+
+
+def _shared(q: Tensor, k: Tensor) -> Tensor:
+    """Keys or values for each head of the queries."""
+    if q.dim() < 3 or k.shape[-3] in (1, q.shape[-3]):
+        return k
+    return k.repeat_interleave(q.shape[-3] // k.shape[-3], -3)
+
+
+def _scores(q: Tensor, k: Tensor, mask: Tensor | None, causal: bool, factor: float, first: int) -> Tensor:
+    """The scores of queries from number `first` on; -∞ where a key is hidden."""
+    scores = (q * factor) @ k.transpose(-1, -2)
+    if mask is not None:
+        scores = scores.masked_fill(~mask, -math.inf) if mask.dtype == torch.bool else scores + mask
+    if causal:
+        scores = scores.masked_fill(_later(q, k, first), -math.inf)
+    return scores
+
+
+def _later(q: Tensor, k: Tensor, first: int) -> Tensor:
+    rows = torch.arange(first, first + q.shape[-2], device=q.device)
+    return torch.arange(k.shape[-2], device=q.device) > rows[:, None]
+
+
+def _attended(scores: Tensor) -> Tensor:
+    """Softmax over keys; zero where all are hidden, as in torch."""
+    hidden = scores.amax(-1, keepdim=True) == -math.inf
+    return torch.softmax(scores.masked_fill(hidden, 0.0), -1).masked_fill(hidden, 0.0)
+
+
+_BUDGET = 2**18
+"""Scores that are held at once."""
+
+
+def _blocks(q: Tensor, k: Tensor) -> list[tuple[int, int]]:
+    """First and last query of each block."""
+    each = max(1, _BUDGET // max(1, math.prod(q.shape[:-2]) * k.shape[-2]))
+    count = q.shape[-2]
+    return [(i, min(i + each, count)) for i in range(0, count, each)]
+
+
+def increment(
+    q: tuple[Tensor, Tensor, Tensor],
+    k: tuple[Tensor, Tensor],
+    v: tuple[Tensor, Tensor],
+    bias: tuple[Any, Any],
+    epsilon: Any,
+    causal: bool,
+    factor: float,
+) -> Tensor:
+    """Δo from (q₀, Δq, q), (k₀, Δk), (v, Δv) and (bias₀, Δbias), where v is current."""
+    (q0, dq, now), (k0, dk), (v1, dv) = q, (_shared(q[0], t) for t in k), (_shared(q[0], t) for t in v)
+    out = []
+    for first, last in _blocks(q0, k0):
+        rows, seen = slice(first, last), slice(0, last if causal else None)  # later keys are hidden from all of these
+        key, scaled = k0[..., seen, :].transpose(-1, -2), now[..., rows, :] * factor
+        scores = _scores(q0[..., rows, :], k0[..., seen, :], _part(bias[0], rows, seen), causal, factor, first)
+        moved = (dq[..., rows, :] * factor) @ key + scaled @ dk[..., seen, :].transpose(-1, -2)
+        if bias[1] is not None:
+            moved = moved + _part(bias[1], rows, seen)
+        if causal or bias[0] is not None:
+            moved = moved.masked_fill(scores == -math.inf, 0.0)
+        p, dp = _moved_softmax(scores, moved, epsilon)
+        out.append(dp @ v1[..., seen, :] + p @ dv[..., seen, :])
+    return out[0] if len(out) == 1 else torch.cat(out, -2)
+
+
+def _part(bias: Any, rows: slice, columns: slice) -> Any:
+    """The part of a mask or a bias that belongs to a block."""
+    if bias is None:
+        return None
+    bias = bias if bias.shape[-2] == 1 else bias[..., rows, :]
+    return bias if bias.shape[-1] == 1 else bias[..., columns]
+
+
+def _moved_softmax(scores: Tensor, moved: Tensor, epsilon: Any) -> tuple[Tensor, Tensor]:
+    """p₀ and Δp."""
+    seen = not in_transform() and bool(scores.amax(-1).min() > -math.inf)  # every query sees a key
+    p = torch.softmax(scores, -1) if seen else _attended(scores)
+    if not isinstance(epsilon, Tensor) and epsilon < _NOTHING:
+        return p, p * (moved - (p * moved).sum(-1, keepdim=True))
+    step = moved * epsilon
+    if not in_transform() and float(step.abs().max()) <= 1.0:
+        growth = torch.expm1(step) / epsilon  # for small steps Δp = p₀(e - S)/(1 + εS), e = α·expm1(εΔs), S = Σ p₀e
+        total = (p * growth).sum(-1, keepdim=True)
+        return p, p * (growth - total) / (1.0 + epsilon * total)
+    level, level_now = (_level(each) for each in (scores, scores + step))
+    top = torch.maximum(level, level_now)
+    larger = scores + step.clamp(min=0.0)
+    rise = (torch.exp(larger - top) * moved * _falling(step.abs())).sum(-1, keepdim=True) / torch.exp(level - top)
+    ratio = rise * epsilon
+    near = torch.where(ratio == 0, rise, rise * torch.log1p(ratio.clamp(min=-0.5)) / ratio)
+    shift = torch.where((level_now - level).abs() > 0.5, (level_now - level) / epsilon, near)
+    moved = moved - shift
+    step = moved * epsilon
+    return p, torch.exp(scores - level + step.clamp(min=0.0)) * moved * _falling(step.abs())
+
+
+_NOTHING = 1e-20
+"""An ε of which all powers are below the rounding of the terms without it."""
+
+
+def _level(scores: Tensor) -> Tensor:
+    level = torch.logsumexp(scores, -1, keepdim=True)
+    return level.masked_fill(level == -math.inf, 0.0)
+
+
+def _falling(step: Tensor) -> Tensor:
+    """(1 - exp(-t))/t for t ≥ 0."""
+    return torch.where(step == 0, 1.0, -torch.expm1(-step) / step)
+
+
+def gradients(
+    grad: Tensor, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, causal: bool, factor: float
+) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
+    """The gradients of attention in q, k, v and a bias, block by block."""
+    keys, values = _shared(q, k), _shared(q, v)
+    biased = mask is not None and mask.dtype != torch.bool
+    dq, dbias = [], []
+    dk = dv = None
+    for first, last in _blocks(q, k):
+        rows, g = q[..., first:last, :], grad[..., first:last, :]
+        p = _attended(_scores(rows, keys, _part(mask, slice(first, last), slice(None)), causal, factor, first))
+        dp = g @ values.transpose(-1, -2)
+        ds = p * (dp - (dp * p).sum(-1, keepdim=True))
+        dq.append((ds @ keys * factor).sum_to_size(rows.shape))
+        more = ds.transpose(-1, -2) @ rows * factor, p.transpose(-1, -2) @ g
+        dk, dv = more if dk is None or dv is None else (dk + more[0], dv + more[1])
+        if biased and mask is not None:
+            dbias.append(ds.sum_to_size(_part(mask, slice(first, last), slice(None)).shape))
+    assert dk is not None
+    assert dv is not None
+    found = None
+    if biased and mask is not None:
+        found = sum(dbias[1:], dbias[0]) if mask.shape[-2] == 1 else torch.cat(dbias, -2)
+    return torch.cat(dq, -2), _gathered(dk, k), _gathered(dv, v), found
+
+
+def _gathered(grad: Tensor, like: Tensor) -> Tensor:
+    """The gradient of keys or values that several heads share."""
+    if grad.dim() >= 3 and grad.shape[-3] != like.shape[-3] and like.shape[-3] != 1:
+        grad = grad.unflatten(-3, (like.shape[-3], -1)).sum(-3)
+    return grad.sum_to_size(like.shape)

@@ -1,0 +1,177 @@
+"""Smooth functions and layer norms as single GPU kernels: the formulas of `smooth` and `normalise`, in float32."""
+
+from __future__ import annotations
+
+import contextlib
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+# Triton's kernels are Python only by their syntax.
+# mypy: disable-error-code="no-untyped-def, untyped-decorator, no-any-return"
+
+_BLOCK = 1024
+
+
+@triton.jit
+def _sigmoid(x):
+    return 1.0 / (1.0 + tl.exp(-x))
+
+
+@triton.jit
+def falling(t):
+    """(1 - exp(-t))/t for t ≥ 0."""
+    series = 1.0 - t * (0.5 - t * (1 / 6 - t * (1 / 24 - t * (1 / 120 - t * (1 / 720)))))
+    return tl.where(t < 0.25, series, (1.0 - tl.exp(-t)) / tl.where(t < 0.25, 1.0, t))
+
+
+@triton.jit
+def log1p_over(r):
+    """log(1 + r)/r for -1/2 ≤ r ≤ 1, as 2·atanh(z)/r with z = r/(2 + r)."""
+    z = r / (2.0 + r)
+    z = z * z
+    return 2.0 / (2.0 + r) * (1.0 + z * (1 / 3 + z * (1 / 5 + z * (1 / 7 + z * (1 / 9 + z * (1 / 11 + z * (1 / 13)))))))
+
+
+@triton.jit
+def _tanh_over(x):
+    t = 2.0 * tl.abs(x)
+    return 2.0 * falling(t) / (1.0 + tl.exp(-t))
+
+
+@triton.jit
+def _sigmoid_slope(a, step):
+    b = a + step
+    cross = _sigmoid(b) * _sigmoid(-a) + _sigmoid(a) * _sigmoid(-b)
+    return 0.5 * _tanh_over(0.5 * step) * cross
+
+
+@triton.jit
+def _cdf(x):
+    return 0.5 + 0.5 * tl.erf(x * 0.7071067811865476)
+
+
+@triton.jit
+def _density(x):
+    return tl.exp(-0.5 * x * x) * 0.3989422804014327
+
+
+@triton.jit
+def _cdf_slope(a, step):
+    # the five Gauss–Legendre nodes of `smooth`
+    near = tl.minimum(tl.maximum(step, -1.0), 1.0)
+    mean = 0.11846344252809454 * (_density(a + 0.046910077 * near) + _density(a + 0.95308992 * near))
+    mean += 0.23931433524968324 * (_density(a + 0.23076534 * near) + _density(a + 0.76923466 * near))
+    mean += 0.28444444444444444 * _density(a + 0.5 * near)
+    far = tl.abs(step) > 1.0
+    return tl.where(far, (_cdf(a + step) - _cdf(a)) / tl.where(far, step, 1.0), mean)
+
+
+@triton.jit
+def _slope(a, step, KIND: tl.constexpr):
+    if KIND == 0:
+        return _cdf(a + step) + a * _cdf_slope(a, step)
+    elif KIND == 1:
+        b = a + step
+        inner = 0.7978845608028654 * (a + 0.044715 * a * a * a)
+        rise = 0.7978845608028654 * (1.0 + 0.044715 * (a * a + a * b + b * b))
+        outer = 4.0 * _sigmoid_slope(2.0 * inner, 2.0 * rise * step)
+        # (1 + tanh(z))/2 = σ(2z)
+        return _sigmoid(2.0 * 0.7978845608028654 * (b + 0.044715 * b * b * b)) + 0.5 * a * outer * rise
+    elif KIND == 2:
+        return _sigmoid(a + step) + a * _sigmoid_slope(a, step)
+    elif KIND == 3:
+        return 4.0 * _sigmoid_slope(2.0 * a, 2.0 * step)
+    else:
+        return _sigmoid_slope(a, step)
+
+
+@triton.jit
+def _increment_kernel(out, base, delta, epsilon, count, KIND: tl.constexpr, BLOCK: tl.constexpr):
+    place = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    inside = place < count
+    a = tl.load(base + place, mask=inside, other=0.0).to(tl.float32)
+    d = tl.load(delta + place, mask=inside, other=0.0).to(tl.float32)
+    tl.store(out + place, d * _slope(a, d * epsilon, KIND), mask=inside)
+
+
+def on_device(t: Tensor) -> contextlib.AbstractContextManager[Any]:
+    """Where a kernel is launched; Triton's interpreter takes tensors on the CPU, too."""
+    return torch.cuda.device(t.device) if t.is_cuda else contextlib.nullcontext()
+
+
+def increment(kind: int, base: Tensor, delta: Tensor, epsilon: float) -> Tensor:
+    """Δ·φ[x₀, x₀ + εΔ] of tensors of one layout."""
+    out, count = torch.empty_like(delta), delta.numel()
+    with on_device(delta):
+        _increment_kernel[(triton.cdiv(count, _BLOCK),)](out, base, delta, epsilon, count, kind, _BLOCK)
+    return out
+
+
+@triton.jit
+def _norm_kernel(
+    out,
+    base,
+    delta,
+    weight,
+    weight_delta,
+    weight_now,
+    shift,
+    size,
+    offset,
+    epsilon,
+    WEIGHT: tl.constexpr,
+    MOVING: tl.constexpr,
+    SHIFT: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    place = tl.arange(0, BLOCK)
+    inside = place < size
+    row = tl.program_id(0).to(tl.int64) * size
+    x = tl.load(base + row + place, mask=inside, other=0.0).to(tl.float32)
+    d = tl.load(delta + row + place, mask=inside, other=0.0).to(tl.float32)
+    x = tl.where(inside, x - tl.sum(x) / size, 0.0)
+    d = tl.where(inside, d - tl.sum(d) / size, 0.0)
+    variance = tl.sum(x * x) / size
+    moved = tl.sum((2.0 * x + epsilon * d) * d) / size
+    root0, root1 = 1.0 / tl.sqrt(variance + offset), 1.0 / tl.sqrt(variance + epsilon * moved + offset)
+    change = -moved * (root0 * root1) * ((root0 * root1) / (root0 + root1))
+    y = d * root1 + x * change
+    if WEIGHT:
+        y = y * tl.load(weight_now + place, mask=inside, other=0.0).to(tl.float32)
+        if MOVING:
+            y += x * root0 * tl.load(weight_delta + place, mask=inside, other=0.0).to(tl.float32)
+    if SHIFT:
+        y += tl.load(shift + place, mask=inside, other=0.0).to(tl.float32)
+    tl.store(out + row + place, y, mask=inside)
+
+
+def layer_norm(
+    base: Tensor, delta: Tensor, weight: tuple[Any, Any, Any], shift: Any, size: int, offset: float, epsilon: float
+) -> Tensor:
+    """Δ of a layer norm over the last `size` numbers."""
+    out, rows = torch.empty_like(delta), delta.numel() // size
+    start, moved, now = (None if t is None else t.contiguous() for t in weight)
+    block = triton.next_power_of_2(size)
+    with on_device(delta):
+        _norm_kernel[(rows,)](
+            out,
+            base,
+            delta,
+            delta if start is None else start,
+            delta if moved is None else moved,
+            delta if now is None else now,
+            delta if shift is None else shift.contiguous(),
+            size,
+            offset,
+            epsilon,
+            now is not None,
+            moved is not None,
+            shift is not None,
+            block,
+            num_warps=min(16, max(1, block // 256)),
+        )
+    return out
