@@ -63,7 +63,8 @@ class GPT2(nn.Module):
 
     def forward(self, tokens: Tensor) -> Tensor:
         x = self.tokens(tokens) + self.places.weight[: tokens.shape[1]]
-        return self.norm(self.blocks(x)) @ self.tokens.weight.T
+        out: Tensor = self.norm(self.blocks(x)) @ self.tokens.weight.T
+        return out
 
 
 class ForwardMode(nn.Module):
@@ -79,7 +80,7 @@ class ForwardMode(nn.Module):
         v = dict(zip(self._start, self.v, strict=True))
         call = lambda w: torch.func.functional_call(self._net[0], w, (x,))  # noqa: E731
         with torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.MATH):  # others have no forward derivative
-            value, slope = torch.func.jvp(call, (self._start,), (v,))
+            value, slope = torch.func.jvp(call, (self._start,), (v,))  # type: ignore[misc]
         return value + slope  # type: ignore[no-any-return]
 
 
@@ -143,7 +144,8 @@ def table(shape: dict[str, int], batch: int, device: str, precision: str, compil
                 with torch.no_grad(), torch.autocast(device, torch.bfloat16, enabled=precision == "bf16"):
                     net(x)  # traces the program before anything is compiled
             traced = time.perf_counter() - start
-            step = training_step(torch.compile(net) if compiled else net, x, y, precision)
+            ready: Any = torch.compile(net) if compiled else net
+            step = training_step(ready, x, y, precision)
             first, took, memory = measured(step, 20 if cuda else 3, cuda)
             plain = (took, memory) if name == "plain" else plain
             print(

@@ -309,5 +309,6 @@ class _IncrementWriter:
             raise ModelError("The model's output does not depend on its trainable parameters; check its forward.")
         delta = self._delta[result]
         self.graph.output((self.base(result), delta) if self._with_base else delta)
-        self.graph.eliminate_dead_code()
+        if self._copied is not None:  # h(w₀) may not be wanted
+            self.graph.eliminate_dead_code()
         self.graph.lint()
