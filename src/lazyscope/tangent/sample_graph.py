@@ -122,8 +122,7 @@ class SampleGraph:
     @staticmethod
     def of(model: Model, x: Inputs) -> SampleGraph:
         """Trace the sample graph of the first sample of x."""
-        first = Samples(x).rows(slice(1))
-        return SampleGraph(written_out(model.graph(model.params, model.state, first).module), model)
+        return SampleGraph(written_out(model.graph(model.params, model.state, Samples(x).rows(slice(1))).module), model)
 
     @property
     def k(self) -> int:
