@@ -1,12 +1,14 @@
 """The cost of one training step of a GPT-2 as a scaled and as a linearised model, over the plain step.
 
     python benchmarks/transformer.py [--device cuda] [--batch 4] [--length 1024] [--precision tf32|bf16|float32]
-        [--compiled] [--forward-mode] [--curve]
+        [--compiled | --whole] [--mode reduce-overhead] [--forward-mode] [--curve]
 
 All are measured in one run: same tokens, same cross-entropy, same optimiser (SGD), same precision. Counting matrix
 products, a plain step has 3 units and a scaled one 5. `--forward-mode` adds what is written today for α = ∞:
 `torch.func.jvp` of the functional forward, and the backward pass through it. `--curve` repeats everything for lengths
-from 256 to 8192 at a constant number of tokens where possible. Without a GPU a small model is measured.
+from 256 to 8192 at a constant number of tokens where possible. `--compiled` compiles the plain model as a whole and the
+others by their method `compile`, which compiles repeated blocks once; `--whole` compiles them as a whole, too. Without
+a GPU a small model is measured.
 """
 
 from __future__ import annotations
@@ -23,7 +25,7 @@ import torch
 import typer
 from torch import Tensor, nn
 
-from lazyscope.model.transform import Linearised, Scaled
+from lazyscope.model.transform import Linearised, Scaled, TangentModule
 
 
 class Block(nn.Module):
@@ -128,11 +130,12 @@ def kept(step: Callable[[], None]) -> int:
     return sum(sizes.values())
 
 
-def table(shape: dict[str, int], batch: int, device: str, precision: str, compiled: bool, rows: dict[str, Any]) -> None:
+def table(
+    shape: dict[str, int], batch: int, device: str, precision: str, kind: str, mode: str, rows: dict[str, Any]
+) -> None:
     """One line for each model: time and memory, and their ratios to the plain step."""
     cuda, plain = device == "cuda", (math.nan, math.nan)
-    kind = "compiled" if compiled else "eager"
-    print(f"GPT-2, {batch} × {shape['length']} tokens, {shape['layers']} layers, {device}, {precision}, {kind}")
+    print(f"GPT-2, {batch} × {shape['length']} tokens, {shape['layers']} layers, {device}, {precision}, {kind} {mode}")
     for name, wrap in rows.items():
         torch.manual_seed(0)
         x, y = torch.randint(shape["vocabulary"], (2, batch, shape["length"]), device=device)
@@ -140,11 +143,16 @@ def table(shape: dict[str, int], batch: int, device: str, precision: str, compil
             with torch.device(device):
                 net: Any = wrap(GPT2(**shape).eval())
             start = time.perf_counter()
-            if compiled and name != "plain":
+            if kind == "whole" and name != "plain":
                 with torch.no_grad(), torch.autocast(device, torch.bfloat16, enabled=precision == "bf16"):
                     net(x)  # traces the program before anything is compiled
             traced = time.perf_counter() - start
-            ready: Any = torch.compile(net) if compiled else net
+            ready: Any = net
+            if kind != "eager":
+                if kind == "whole" or not isinstance(net, TangentModule):
+                    ready = torch.compile(net, mode=mode or None)
+                else:
+                    net.compile(mode=mode or None)
             step = training_step(ready, x, y, precision)
             first, took, memory = measured(step, 20 if cuda else 3, cuda)
             plain = (took, memory) if name == "plain" else plain
@@ -170,6 +178,8 @@ def main(
     vocabulary: int = 50304,
     precision: str = "tf32",
     compiled: bool = False,
+    whole: bool = False,
+    mode: str = "",
     forward_mode: bool = False,
     curve: bool = False,
 ) -> None:
@@ -191,7 +201,8 @@ def main(
         rows["torch.func.jvp"] = ForwardMode
     for each in lengths:
         size = max(1, (4096 if device == "cuda" else 1024) // each) if curve else batch
-        table({**shape, "length": each}, size, device, precision, compiled, rows)
+        kind = "whole" if whole else "compiled" if compiled else "eager"
+        table({**shape, "length": each}, size, device, precision, kind, mode, rows)
 
 
 if __name__ == "__main__":

@@ -46,7 +46,7 @@ def calls(net: nn.Module, x: Tensor) -> int:
 
     model = Model(net)
     captured = model.graph(model.params, model.state, x)
-    writer = _IncrementWriter(captured.module.graph, len(model.params), joint=True, with_base=True)
+    writer = _IncrementWriter(captured.module.graph, len(model.params), joint=True)
     program = torch.fx.GraphModule(captured.module, writer.graph)
     (outlined,) = repeated.outlined(program, counted)
     moves = [torch.randn_like(w) for w in model.params.values()]

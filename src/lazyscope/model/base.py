@@ -331,7 +331,15 @@ class Model(Studied):
         return values
 
     def increment(
-        self, params: Params, state: Params, x: Inputs, scale: Scale, v: Params, *, checkpointed: bool = False
+        self,
+        params: Params,
+        state: Params,
+        x: Inputs,
+        scale: Scale,
+        v: Params,
+        *,
+        checkpointed: bool = False,
+        compiled: dict[str, Any] | None = None,
     ) -> tuple[Tensor, Tensor]:
         """Compute h(w₀) and the increment α(h(w₀ + v/α) - h(w₀)).
 
@@ -345,6 +353,8 @@ class Model(Studied):
             scale: The scale α, as `Scale.of(alpha)`. An infinite α gives Dh(w₀)v.
             v: The displacement by name, with the shapes of `params`.
             checkpointed: Whether repeated blocks are computed again in the backward pass instead of being kept.
+            compiled: Options of `torch.compile` with which repeated blocks are compiled, once for all of them. The
+                default, `None`, compiles nothing.
 
         Returns:
             h(w₀) and the increment, both of the shape of the output.
@@ -361,7 +371,7 @@ class Model(Studied):
         program = self.program(captured)
         if program.joint is not None and self._at_once(captured):
             leaves = [*params.values(), *state.values(), *flatten(x)[1]]
-            return program.joint(scale, moves, leaves, forgetful=checkpointed)
+            return program.joint(scale, moves, leaves, checkpointed=checkpointed, compiled=compiled)
         values = self._values(captured, params, state, x)
         if not captured.chosen:
             return values[-1], program.increment(scale, moves, values)
@@ -383,7 +393,15 @@ class Model(Studied):
         return initial, self.program(other).increment(scale, moves, held) + jump
 
     def increment_alone(
-        self, params: Params, state: Params, x: Inputs, scale: Scale, v: Params, *, checkpointed: bool = False
+        self,
+        params: Params,
+        state: Params,
+        x: Inputs,
+        scale: Scale,
+        v: Params,
+        *,
+        checkpointed: bool = False,
+        compiled: dict[str, Any] | None = None,
     ) -> Tensor:
         """Compute the increment α(h(w₀ + v/α) - h(w₀)) without h(w₀).
 
@@ -394,6 +412,8 @@ class Model(Studied):
             scale: The scale α, as `Scale.of(alpha)`.
             v: The displacement by name, with the shapes of `params`.
             checkpointed: Whether repeated blocks are computed again in the backward pass instead of being kept.
+            compiled: Options of `torch.compile` with which repeated blocks are compiled, once for all of them. The
+                default, `None`, compiles nothing.
 
         Returns:
             The increment, of the shape of the output.
@@ -405,7 +425,7 @@ class Model(Studied):
         if not isinstance(scale.alpha, Tensor) and math.isinf(scale.alpha):
             captured.check_limit()
         leaves = [*params.values(), *state.values(), *flatten(x)[1]]
-        return lone(scale, [v[name] for name in params], leaves, forgetful=checkpointed)
+        return lone(scale, [v[name] for name in params], leaves, checkpointed=checkpointed, compiled=compiled)
 
     def _at_once(self, captured: Captured) -> bool:
         """Whether values at w₀ and increments are computed together: where none is wanted in float64."""

@@ -119,9 +119,10 @@ def _compared(model: Model, x: Inputs, rows: Tensor) -> Coupling | None:
 
 
 def _moved(model: Model) -> Model:
-    random = torch.Generator().manual_seed(0)
+    random = {device: torch.Generator(device).manual_seed(0) for device in {w.device for w in model.params.values()}}
     moved = {}
     for name, w in model.params.items():
         size = _MOVE * (float(w.abs().mean()) + 0.01)
-        moved[name] = w + size * torch.randn(w.shape, generator=random, dtype=torch.float64, device="cpu").to(w)
+        drawn = torch.randn(w.shape, generator=random[w.device], dtype=w.dtype, device=w.device)
+        moved[name] = w + size * drawn
     return model.at(moved)

@@ -44,12 +44,25 @@ def _plant(root: nn.Module, name: str, tensor: Tensor, *, trainable: bool) -> No
         root._buffers[leaf] = tensor.clone()
 
 
+_Places = tuple[list[tuple[str, dict[str, Any], str]], ...]
+
+
+def _place(root: nn.Module, name: str, kind: str) -> tuple[dict[str, Any], str]:
+    """The dictionary of the module that holds a tensor, and its name there."""
+    *path, leaf = name.split(".")
+    for part in path:
+        root = root._modules[part]  # type: ignore[assignment]
+    return getattr(root, kind), leaf
+
+
 class TangentModule(nn.Module):
     """The base class of `Scaled` and `Linearised`: a module around a model whose parameters are v."""
 
     def __init__(self, model: Model | nn.Module, scale: Scale, checkpointed: bool = False) -> None:
         super().__init__()
         self._checkpointed = checkpointed
+        self._compiled: dict[str, Any] | None = None
+        self._found: _Places | None = None
         studied = Model.of(model)
         self._studied: Model = studied
         self._scale = scale
@@ -64,21 +77,56 @@ class TangentModule(nn.Module):
 
     def _increment(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Tensor, Tensor]:
         """(h(w₀), Δ) on the inputs."""
-        return self._studied.increment(*self._problem(args, kwargs), checkpointed=self._checkpointed)
+        return self._studied.increment(
+            *self._problem(args, kwargs), checkpointed=self._checkpointed, compiled=self._compiled
+        )
 
     def _increment_alone(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
         """Δ on the inputs."""
-        return self._studied.increment_alone(*self._problem(args, kwargs), checkpointed=self._checkpointed)
+        return self._studied.increment_alone(
+            *self._problem(args, kwargs), checkpointed=self._checkpointed, compiled=self._compiled
+        )
 
     def _problem(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ...]:
         """w₀, state, inputs, scale and v."""
-        start = dict(self._modules["_start"].named_buffers())  # type: ignore[union-attr]
-        model = self._studied
-        w0 = {name: model.as_studied(name, start[name]) for name in self._names}
-        state = {name: start[name] for name in self._state_names}
-        found = dict(self.named_parameters(remove_duplicate=False))
-        v = {name: model.as_studied(name, found[name]) for name in self._names}
+        model, (moves, start, fixed) = self._studied, self._places
+        v = {name: model.as_studied(name, tensors[leaf]) for name, tensors, leaf in moves}
+        w0 = {name: model.as_studied(name, tensors[leaf]) for name, tensors, leaf in start}
+        state = {name: tensors[leaf] for name, tensors, leaf in fixed}
         return w0, state, as_inputs(args, kwargs), self._scale, v
+
+    @property
+    def _places(self) -> _Places:
+        """Where v, w₀ and the state are: their names, and dictionaries of modules with their names there.
+
+        Found once, since a walk through all modules takes milliseconds, as long as many kernels on a GPU.
+        """
+        if self._found is None:
+            start: Any = self._modules["_start"]
+            self._found = (
+                [(name, *_place(self, name, "_parameters")) for name in self._names],
+                [(name, *_place(start, name, "_buffers")) for name in self._names],
+                [(name, *_place(start, name, "_buffers")) for name in self._state_names],
+            )
+        return self._found
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_found": None}  # a copy has modules of its own
+
+    def compile(self, *args: Any, **kwargs: Any) -> None:
+        """Compile the module in place, as `nn.Module.compile` does, but its repeated blocks only once.
+
+        The blocks of a transformer are compiled together when the module is first called, which is ready several times
+        sooner than `torch.compile(module)`, and the rest of the module is not compiled. A model without repeated
+        blocks is compiled as a whole. It has no effect on a model whose forward makes choices or, on a CPU, has kinks;
+        use `torch.compile(module)` there.
+
+        Args:
+            *args: Not used; `nn.Module.compile` has it.
+            **kwargs: Options of `torch.compile`. In bfloat16 on a GPU, where short kernels wait for Python,
+                `mode="reduce-overhead"` is faster.
+        """
+        self._compiled = dict(kwargs)
 
     @abstractmethod
     def forward(self, *args: Any, **kwargs: Any) -> Tensor:

@@ -20,7 +20,6 @@ from lazyscope.errors import ModelError
 from lazyscope.linalg.finite import check_finite
 from lazyscope.model.base import Model, flatten
 from lazyscope.model.increment import Captured
-from lazyscope.model.increment.attention import written_out
 from lazyscope.model.increment.program import widened
 from lazyscope.model.inputs import Samples
 from lazyscope.progress import Bar
@@ -29,7 +28,7 @@ from lazyscope.tangent.gram import Pairing, accumulate
 from lazyscope.tangent.group import Group, alike, by_parameter, whole
 from lazyscope.tangent.group import by_layer as with_biases
 from lazyscope.tangent.readout import Readout
-from lazyscope.tangent.sample_graph import Features, SampleGraph, value
+from lazyscope.tangent.sample_graph import Features, SampleGraph, operations, value
 
 _AGREEMENT = {torch.float64: 1e-6, torch.float32: 2e-2}
 """Relative differences between two computations of a number that exceed rounding, including TF32; 0.2 otherwise."""
@@ -188,7 +187,7 @@ class Assembly:
     def _sample_graph(self, captured: Captured) -> SampleGraph:
         """The sample graph of a traced graph, with a float64 copy if rounding could change branches and TF32 is off."""
         if captured not in self._sample_graphs:
-            model, graph = self._model, written_out(captured.module)
+            model, graph = self._model, operations(captured)
             sample_graph = SampleGraph(graph, model)
             double = next(iter(model.params.values())).dtype == torch.float64
             if not double and sample_graph.kinked and torch.get_float32_matmul_precision() == "highest":

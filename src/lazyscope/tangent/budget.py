@@ -9,7 +9,7 @@ from lazyscope.memory import Memory, default_memory, parse_memory
 from lazyscope.tangent.group import Group
 from lazyscope.tangent.sample_graph import SampleGraph, size, value
 
-DEFAULT = {"cpu": 1 << 30, "cuda": 12 << 30}
+DEFAULT = {"cpu": 1 << 30, "cuda": 32 << 30}
 """The default number of bytes in addition to the kernel itself; larger values barely save time."""
 
 
@@ -17,8 +17,8 @@ DEFAULT = {"cpu": 1 << 30, "cuda": 12 << 30}
 class Budget:
     """The sizes of the parts of a kernel computation.
 
-    Half of the memory holds features (of one tile, or of two if there are several), a quarter holds one product, and
-    an eighth holds the activations and gradients of a backward pass.
+    Half of the memory holds features (of one tile, or of two if there are several). A quarter holds either one product
+    or the activations and gradients of a backward pass, since these do not exist at the same time.
     """
 
     tile: int
@@ -46,4 +46,4 @@ class Budget:
         passing = 2 * sum(nodes) + 3 * together * max(nodes)
         fits = total // (2 * item * (kept + whole))
         tile = max(1, fits if sum(samples) <= fits else fits // 2)
-        return Budget(tile, max(1, total // (8 * item * passing)), together, total // 4)
+        return Budget(tile, max(1, total // (4 * item * passing)), together, total // 4)

@@ -26,8 +26,11 @@ BALANCE = 8.0
 It is about 10 on an H200 in float32 and 5 to 10 on CPUs.
 """
 
-SPLIT = 16384
-"""The largest inner dimension of one product, since float32 products lose digits in longer sums on some CPUs."""
+SPLIT = {"cpu": 16384, "cuda": 1 << 20}
+"""The largest inner dimension of one product, since float32 products lose digits in longer sums on some CPUs.
+
+The libraries of GPUs split long sums themselves.
+"""
 
 CACHE = 24 << 20
 """The number of bytes that fit into the caches of a CPU; it is also below the 32 MB above which malloc maps new pages.
@@ -111,7 +114,8 @@ def add_product(kernel: Tensor, one: Tensor, two: Tensor, *, symmetric: bool) ->
     """Add one · twoᵀ to the kernel in place; if symmetric, only block rows from the diagonal on."""
     rows = len(one)
     step = max(ROWS.get(one.device.type, ROWS["cuda"]), -(-rows // 8)) if symmetric else rows
-    for first, second in zip(one.split(SPLIT, 1), two.split(SPLIT, 1), strict=True):
+    split = SPLIT.get(one.device.type, SPLIT["cpu"])
+    for first, second in zip(one.split(split, 1), two.split(split, 1), strict=True):
         for top in range(0, rows, step):
             left = top if symmetric else 0
             kernel[top : top + step, left:].addmm_(first[top : top + step], second[left:].T)

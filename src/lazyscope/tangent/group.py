@@ -10,11 +10,10 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
-from lazyscope.tangent.outer import Outer, Parts, Tied, Whole
+from lazyscope.tangent.narrow import sliced
+from lazyscope.tangent.outer import Outer, Parts, Role, Tied, Whole
 from lazyscope.tangent.rule import Broadcast, Product, Rule, rule
 from lazyscope.tangent.sample_graph import Features, SampleGraph, aten, size, value
-
-TRANSPOSED = ((aten.t.default, "()"),)
 
 
 @dataclass(frozen=True)
@@ -34,17 +33,46 @@ class Factored:
 
 
 @dataclass(frozen=True)
+class Window:
+    """Some rows of a matrix, transposed if `flipped`."""
+
+    start: int
+    stop: int
+    flipped: bool = False
+
+    @staticmethod
+    def of(weight: fx.Node, parameter: fx.Node) -> Window | None:
+        """The rows of the parameter that a weight consists of; None for any other weight."""
+        if weight is parameter:
+            return Window(0, len(value(parameter)))
+        if weight.target not in (aten.t.default, aten.slice.Tensor) or value(weight).ndim != 2:
+            return None
+        found = Window.of(weight.all_input_nodes[0], parameter)
+        if found is None or weight.target is aten.t.default:
+            return found and replace(found, flipped=not found.flipped)
+        cut = sliced(weight)
+        if cut is None or cut[0] != int(found.flipped):
+            return None
+        _, start, stop = cut
+        return replace(found, start=found.start + start, stop=found.start + stop)
+
+
+@dataclass(frozen=True)
 class Shared:
     """A matrix with several roles, such as an embedding that is also the output layer."""
 
     name: str
-    uses: tuple[tuple[Product, bool], ...]  # the bool tells whether the outputs of the site are the rows of the matrix
+    uses: tuple[tuple[Product, Window], ...]
     shape: tuple[int, int]
     columns = 0
 
     def jacobian(self, features: Features) -> Parts:
         """The factors of every role."""
-        return Tied(tuple((use.split(features), first) for use, first in self.uses), self.shape)
+        roles = (
+            Role(use.split(features), use.rows_first ^ window.flipped, window.start, window.stop)
+            for use, window in self.uses
+        )
+        return Tied(tuple(roles), self.shape)
 
 
 @dataclass(frozen=True)
@@ -133,10 +161,11 @@ def _group(sample_graph: SampleGraph, parameter: fx.Node, uses: Sequence[tuple[f
     steps = [move[1] for move in moves if move is not None]
     if len({(found.kind, step) for found, step in zip(products, steps, strict=True)}) == 1:
         return Factored(name, tuple(products), steps=steps[0])
-    if all(step in ((), TRANSPOSED) for step in steps) and all(found.groups == 1 for found in products):
-        roles = tuple((found, found.rows_first ^ bool(step)) for found, step in zip(products, steps, strict=True))
-        rows = len(value(parameter))
-        return Shared(name, roles, (rows, value(parameter).numel() // rows))
+    windows = [Window.of(weight, parameter) for weight, _ in uses]
+    if value(parameter).ndim == 2 and all(found.groups == 1 for found in products):
+        roles = tuple((use, window) for use, window in zip(products, windows, strict=True) if window is not None)
+        if len(roles) == len(uses):
+            return Shared(name, roles, tuple(value(parameter).shape))
     return General(name, sample_graph, parameter, tuple(uses))
 
 

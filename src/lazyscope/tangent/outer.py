@@ -136,18 +136,42 @@ class Outer:
 
 
 @dataclass(frozen=True)
+class Role:
+    """One site that uses a matrix: its factors, whether its outputs are the rows of the matrix, and which rows."""
+
+    outer: Outer
+    rows_first: bool
+    start: int
+    stop: int
+
+    def add(self, slab: Tensor, rows: slice) -> None:
+        """Add the gradient of the rows `rows` of the matrix to a slab (n, k, rows, columns) of zeros."""
+        low, high = max(rows.start, self.start), min(rows.stop, self.stop)
+        if low >= high:
+            return
+        own = slice(low - self.start, high - self.start)
+        outer = self.outer
+        found = outer.left.outer(outer.right[..., own]) if self.rows_first else outer.left.rows(outer.right, own)
+        slab[:, :, low - rows.start : high - rows.start] += found
+
+
+@dataclass(frozen=True)
 class Tied:
     """Several sites that use one matrix in different roles, such as an embedding that is also the output layer."""
 
-    parts: tuple[tuple[Outer, bool], ...]  # the bool tells whether the outputs of the site are the rows of the matrix
+    roles: tuple[Role, ...]
     shape: tuple[int, int]
 
     def slabs(self, width: int) -> Iterator[Tensor]:
         """Yield the sum over the sites, for some rows of the matrix at a time."""
         some = max(1, width // self.shape[1])
+        like = self.roles[0].outer.right
         for start in range(0, self.shape[0], some):
             rows = slice(start, min(start + some, self.shape[0]))
-            yield sum(_rows(outer, first, rows) for outer, first in self.parts).flatten(2)  # type: ignore[union-attr]
+            slab = like.new_zeros(*like.shape[:2], rows.stop - rows.start, self.shape[1])
+            for role in self.roles:
+                role.add(slab, rows)
+            yield slab.flatten(2)
 
     def merged(self) -> Merged:
         """Outputs as further columns."""
@@ -186,9 +210,3 @@ Parts = Outer | Tied | Whole
 
 Jacobian = Parts | Merged
 """Any Jacobian that can be computed in slabs."""
-
-
-def _rows(outer: Outer, rows_first: bool, rows: slice) -> Tensor:
-    if rows_first:
-        return outer.left.outer(outer.right[..., rows])
-    return outer.left.rows(outer.right, rows)

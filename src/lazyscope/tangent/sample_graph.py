@@ -22,11 +22,13 @@ from lazyscope._typing import Inputs
 from lazyscope.ambient import derivatives
 from lazyscope.errors import ModelError
 from lazyscope.model.base import Model, flatten
+from lazyscope.model.increment import Captured
 from lazyscope.model.increment.attention import written_out
 from lazyscope.model.increment.base import FINE
 from lazyscope.model.increment.watch import stop
 from lazyscope.model.inputs import Samples
 from lazyscope.tangent.convolution import convolution
+from lazyscope.tangent.narrow import narrowed
 
 aten = torch.ops.aten
 
@@ -122,7 +124,7 @@ class SampleGraph:
     @staticmethod
     def of(model: Model, x: Inputs) -> SampleGraph:
         """Trace the sample graph of the first sample of x."""
-        return SampleGraph(written_out(model.graph(model.params, model.state, Samples(x).rows(slice(1))).module), model)
+        return SampleGraph(operations(model.graph(model.params, model.state, Samples(x).rows(slice(1)))), model)
 
     @property
     def k(self) -> int:
@@ -195,8 +197,12 @@ class SampleGraph:
 
     @property
     def kinked(self) -> bool:
-        """Whether rounding can change the branch of an operation."""
-        return any(node.target in FINE for node in self.nodes)
+        """Whether rounding can change the branch of an operation on values that depend on the parameters."""
+        moving: set[fx.Node] = set(self.parameters)
+        for node in self.nodes:
+            if any(each in moving for each in node.all_input_nodes):
+                moving.add(node)
+        return any(node.target in FINE for node in moving)
 
     def run(
         self, leaves: Sequence[Tensor], shifts: Sequence[Tensor], exact: Sequence[Tensor] = ()
@@ -288,6 +294,14 @@ class SampleGraph:
         wide = [leaf.double() if leaf.is_floating_point() else leaf for leaf in leaves]
         found = self._exact.at_sites(wide)
         return tuple(each.to(value(node).dtype) for each, node in zip(found, self.outputs, strict=True))
+
+
+def operations(captured: Captured) -> fx.GraphModule:
+    """The traced graph in the operations that a sample graph consists of, with selections taken early."""
+    if "sample" not in captured.memo:
+        captured.memo["sample"] = narrowed(written_out(captured.module))
+    module: fx.GraphModule = captured.memo["sample"]
+    return module
 
 
 def call(node: fx.Node, values: dict[fx.Node, Any], instead: Callable[..., Any] | None = None) -> Any:

@@ -17,7 +17,7 @@ from torch import Tensor, fx
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from lazyscope.model.increment.attention_blocks import default_factor, gradients, in_parts, increment
-from lazyscope.model.increment.base import RULES, Pair, Scale, base_of, in_transform, linear_map
+from lazyscope.model.increment.base import RULES, Pair, Scale, applied, base_of, in_transform, linear_map
 from lazyscope.model.increment.fused import register_kernels, streams
 from lazyscope.model.increment.product import lowered
 
@@ -119,7 +119,7 @@ def written_out(module: fx.GraphModule) -> fx.GraphModule:
     """The same graph with attention in core operations."""
     if not any(node.target is attention for node in module.graph.nodes):
         return module
-    graph, copied = fx.Graph(), dict[fx.Node, fx.Node]()
+    graph, copied, known = fx.Graph(), dict[fx.Node, fx.Node](), dict[Any, fx.Graph]()
     for node in module.graph.nodes:
         if node.target is not attention:
             copied[node] = (
@@ -127,22 +127,29 @@ def written_out(module: fx.GraphModule) -> fx.GraphModule:
             )
             continue
         tensors = [each for each in node.args[:4] if isinstance(each, fx.Node)]
-        rest = node.args[4:]
-
-        def parts(*given: Any, rest: Any = rest) -> Tensor:
-            (q, k, v, mask), (causal, factor) = (*given, None)[:4], (*rest, False, None)[:2]
-            return in_parts(q, k, v, mask, causal, factor)
-
-        examples = [torch.zeros_like(each.meta["val"]) for each in tensors]
-        inner = make_fx(parts)(*examples)
-        places = [each for each in inner.graph.nodes if each.op == "placeholder"]
-        within = {place: copied[each] for place, each in zip(places, tensors, strict=True)}
-        for each in inner.graph.nodes:
-            if each.op == "call_function":
-                within[each] = graph.node_copy(each, within.__getitem__)
+        kind = tuple((t.meta["val"].shape, t.meta["val"].dtype) for t in tensors), node.args[4:]
+        if kind not in known:
+            known[kind] = _in_parts(tensors, node.args[4:])
+        places = iter(tensors)
+        within: dict[fx.Node, fx.Node] = {}
+        for each in known[kind].nodes:
+            if each.op == "placeholder":
+                within[each] = copied[next(places)]
             elif each.op == "output":
                 copied[node] = within[each.args[0]]
+            else:
+                within[each] = graph.node_copy(each, within.__getitem__)
     return fx.GraphModule(module, graph)
+
+
+def _in_parts(tensors: list[fx.Node], rest: tuple[Any, ...]) -> fx.Graph:
+    """The graph of one attention in core operations."""
+
+    def parts(*given: Any) -> Tensor:
+        (q, k, v, mask), (causal, factor) = (*given, None)[:4], (*rest, False, None)[:2]
+        return in_parts(q, k, v, mask, causal, factor)
+
+    return make_fx(parts)(*(torch.zeros_like(each.meta["val"]) for each in tensors)).graph
 
 
 # ── the rule ───────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -238,8 +245,8 @@ def _attention(
     q0, dq, k0, dk, _, dv, *rest = operands
     arguments = (q0, dq, k0, dk, dv, *rest, scale.epsilon, (causal, default_factor(factor, q0)))
     if streams(q0, dq, k0, dk, dv) and not isinstance(scale.epsilon, Tensor):
-        return _StreamedAttention.apply(*arguments, out.to(q0.dtype))[0]  # type: ignore[no-any-return, no-untyped-call]
-    return _Attention.apply(*arguments)  # type: ignore[no-any-return, no-untyped-call]
+        return applied(_StreamedAttention, *arguments, out.to(q0.dtype))[0]
+    return applied(_Attention, *arguments)
 
 
 RULES[attention] = _attention

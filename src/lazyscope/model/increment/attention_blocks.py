@@ -27,7 +27,7 @@ def default_factor(factor: float | None, q: Tensor) -> float:
 def in_parts(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, causal: bool, factor: float | None) -> Tensor:
     """Attention in core operations, all at once."""
     k, v = _shared(q, k), _shared(q, v)
-    return _attended(_scores(q, k, mask, causal, default_factor(factor, q), 0)) @ v
+    return _attended(_scores(q, k, mask, causal, default_factor(factor, q), 0), mask) @ v
 
 
 def _shared(q: Tensor, k: Tensor) -> Tensor:
@@ -52,9 +52,18 @@ def _later(q: Tensor, k: Tensor, first: int) -> Tensor:
     return torch.arange(k.shape[-2], device=q.device) > rows[:, None]
 
 
-def _attended(scores: Tensor) -> Tensor:
+def _hidden(mask: Tensor | None) -> Tensor | None:
+    """The queries that see no key, by the mask alone: a comparison of scores, which move, would look like a kink."""
+    if mask is None:  # a causal query sees the first key, and torch takes no mask beside it
+        return None
+    return ~mask.any(-1, True) if mask.dtype == torch.bool else mask.amax(-1, keepdim=True) == -math.inf
+
+
+def _attended(scores: Tensor, mask: Tensor | None) -> Tensor:
     """Softmax over keys; zero where all are hidden, as in torch."""
-    hidden = scores.amax(-1, keepdim=True) == -math.inf
+    hidden = _hidden(mask)
+    if hidden is None:
+        return torch.softmax(scores, -1)
     return torch.softmax(scores.masked_fill(hidden, 0.0), -1).masked_fill(hidden, 0.0)
 
 
@@ -84,13 +93,14 @@ def increment(
     for first, last in _blocks(q0, k0):
         rows, seen = slice(first, last), slice(0, last if causal else None)  # later keys are hidden from all of these
         key, scaled = k0[..., seen, :].transpose(-1, -2), now[..., rows, :] * factor
-        scores = _scores(q0[..., rows, :], k0[..., seen, :], _part(bias[0], rows, seen), causal, factor, first)
+        mask = _part(bias[0], rows, seen)
+        scores = _scores(q0[..., rows, :], k0[..., seen, :], mask, causal, factor, first)
         moved = (dq[..., rows, :] * factor) @ key + scaled @ dk[..., seen, :].transpose(-1, -2)
         if bias[1] is not None:
             moved = moved + _part(bias[1], rows, seen)
         if causal or bias[0] is not None:
             moved = moved.masked_fill(scores == -math.inf, 0.0)
-        p, dp = _moved_softmax(scores, moved, epsilon)
+        p, dp = _moved_softmax(scores, moved, mask, epsilon)
         out.append(dp @ v1[..., seen, :] + p @ dv[..., seen, :])
     return out[0] if len(out) == 1 else torch.cat(out, -2)
 
@@ -103,10 +113,9 @@ def _part(bias: Any, rows: slice, columns: slice) -> Any:
     return bias if bias.shape[-1] == 1 else bias[..., columns]
 
 
-def _moved_softmax(scores: Tensor, moved: Tensor, epsilon: Any) -> tuple[Tensor, Tensor]:
+def _moved_softmax(scores: Tensor, moved: Tensor, mask: Tensor | None, epsilon: Any) -> tuple[Tensor, Tensor]:
     """p₀ and Δp."""
-    seen = not in_transform() and bool(scores.amax(-1).min() > -math.inf)  # every query sees a key
-    p = torch.softmax(scores, -1) if seen else _attended(scores)
+    p = _attended(scores, mask)
     if not isinstance(epsilon, Tensor) and epsilon < _NOTHING:
         return p, p * (moved - (p * moved).sum(-1, keepdim=True))
     step = moved * epsilon
@@ -150,14 +159,15 @@ def gradients(
     dk = dv = None
     for first, last in _blocks(q, k):
         rows, g = q[..., first:last, :], grad[..., first:last, :]
-        p = _attended(_scores(rows, keys, _part(mask, slice(first, last), slice(None)), causal, factor, first))
+        part = _part(mask, slice(first, last), slice(None))
+        p = _attended(_scores(rows, keys, part, causal, factor, first), part)
         dp = g @ values.transpose(-1, -2)
         ds = p * (dp - (dp * p).sum(-1, keepdim=True))
         dq.append((ds @ keys * factor).sum_to_size(rows.shape))
         more = ds.transpose(-1, -2) @ rows * factor, p.transpose(-1, -2) @ g
         dk, dv = more if dk is None or dv is None else (dk + more[0], dv + more[1])
         if biased and mask is not None:
-            dbias.append(ds.sum_to_size(_part(mask, slice(first, last), slice(None)).shape))
+            dbias.append(ds.sum_to_size(part.shape))
     assert dk is not None
     assert dv is not None
     found = None

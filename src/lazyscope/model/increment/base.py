@@ -14,6 +14,7 @@ from typing import Any, NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor
+from torch._functorch.utils import unwrap_dead_wrappers
 
 Number: TypeAlias = float | int
 """Spelt out, as a run-time type checker does not take an int for a float."""
@@ -247,7 +248,7 @@ def times_delta(scale: Scale, a: Any, b: Any) -> Tensor:
         now = a.current(scale), b.current(scale)
         if len({a.base.dtype, a.delta.dtype, b.delta.dtype}) > 1:
             return a.delta * now[1] + a.base * b.delta
-        return _Times.apply(a.base, a.delta, b.delta, *now)  # type: ignore[no-any-return, no-untyped-call]
+        return applied(_Times, a.base, a.delta, b.delta, *now)
     return a.delta * b if isinstance(a, Pair) else a * b.delta  # type: ignore[no-any-return]
 
 
@@ -266,3 +267,10 @@ def linear_map(a: Any, function: Callable[[Tensor], Tensor]) -> Any:
 def in_transform() -> bool:
     """Whether a transform of `torch.func` (vmap, jvp) or the compiler is at work: each needs plain torch operations."""
     return torch.compiler.is_compiling() or torch._C._functorch.peek_interpreter_stack() is not None
+
+
+def applied(function: type[torch.autograd.Function], *args: Any) -> Tensor:
+    """`function.apply(*args)` without torch's check of the arguments, which takes longer than many of the rules."""
+    plain: Any = function if in_transform() else super(torch.autograd.Function, function)
+    out: Tensor = plain.apply(*unwrap_dead_wrappers(args))
+    return out

@@ -336,8 +336,8 @@ def _slope(function: Callable[..., Any], leaves: Sequence[Tensor], moving: int) 
     out = function(*leaves)
     if not isinstance(out, Tensor) or not out.is_floating_point() or not out.requires_grad:
         return None
-    random = torch.Generator().manual_seed(0)
-    weights = torch.randn(out.shape, generator=random, dtype=torch.float64, device="cpu").to(out)
+    random = torch.Generator(out.device).manual_seed(0)  # drawn on a CPU, logits of a vocabulary would take seconds
+    weights = torch.randn(out.shape, generator=random, dtype=out.dtype, device=out.device)
     try:
         gradients = torch.autograd.grad(out, leaves[:moving], weights, allow_unused=True)
     except RuntimeError:  # autograd cannot differentiate what was changed in place; the graph changes nothing in place

@@ -13,7 +13,7 @@ from torch.utils import _pytree as pytree
 
 from lazyscope.ambient import forward_mode
 from lazyscope.errors import OperationError
-from lazyscope.model.increment.base import COMPLEX, RULES, Pair, Rule, Scale
+from lazyscope.model.increment.base import COMPLEX, RULES, Pair, Rule, Scale, applied
 
 
 class FallbackWarning(UserWarning):
@@ -74,7 +74,7 @@ def _pushed(evaluate: Callable[..., Any], start: tuple[Tensor, ...], delta: list
         flat = pytree.tree_leaves(evaluate(*moved))
         return tuple(flat[i] for i in kept)
 
-    moved = _Push.apply(numbers, start, *delta)  # type: ignore[no-untyped-call]
+    moved = applied(_Push, numbers, start, *delta)
     full = list(results)
     for i, change in zip(kept, moved, strict=True):
         full[i] = change

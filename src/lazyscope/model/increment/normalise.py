@@ -9,7 +9,18 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lazyscope.model.increment.base import Number, Pair, Scale, add, in_transform, linear_map, negative, rule, times
+from lazyscope.model.increment.base import (
+    Number,
+    Pair,
+    Scale,
+    add,
+    applied,
+    in_transform,
+    linear_map,
+    negative,
+    rule,
+    times,
+)
 from lazyscope.model.increment.fallback import difference
 from lazyscope.model.increment.fused import fused_layer_norm, on_gpu
 from lazyscope.model.increment.smooth import apply, quotient, small_step
@@ -65,8 +76,16 @@ def _log_softmax_delta(scale: Scale, out: Tensor, a: Pair, dim: int) -> Tensor:
 
 
 def _normalised(scale: Scale, out: Tensor, a: Pair, dim: int, log: bool) -> Tensor:
-    return _Softmax.apply(  # type: ignore[no-any-return, no-untyped-call]
-        out, a.base, a.delta, a.current(scale), scale.alpha, scale.epsilon, dim, log
+    return applied(
+        _Softmax,
+        out,
+        a.base,
+        a.delta,
+        a.current(scale),
+        scale.alpha,
+        scale.epsilon,
+        dim,
+        log,
     )
 
 
@@ -188,7 +207,7 @@ def _layer_norm(
     start, moved = (weight.base, weight.delta) if moves else (weight, None)
     shift = bias.delta if isinstance(bias, Pair) else None
     operands = _widest(a.base, a.delta, start, moved, shift, a.current(scale), now)
-    return _LayerNorm.apply(*operands, scale.epsilon, (shape, eps)), None, None  # type: ignore[no-untyped-call]
+    return applied(_LayerNorm, *operands, scale.epsilon, (shape, eps)), None, None
 
 
 def _widest(*tensors: Any) -> tuple[Any, ...]:

@@ -13,7 +13,17 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lazyscope.model.increment.base import Number, Pair, Scale, in_transform, linear_map, rule, times, times_delta
+from lazyscope.model.increment.base import (
+    Number,
+    Pair,
+    Scale,
+    applied,
+    in_transform,
+    linear_map,
+    rule,
+    times,
+    times_delta,
+)
 from lazyscope.model.increment.smooth import apply
 
 
@@ -85,7 +95,7 @@ def matrix_product(scale: Scale, a: Any, b: Any, shift: Tensor | None = None) ->
     if isinstance(a, Pair) and isinstance(b, Pair):
         # The current point is part of the graph, so that second derivatives see that it moves.
         operands = lowered(a.delta, b.base, b.delta, shift, a.current(scale), b.current(scale))
-        return _MatrixProduct.apply(*operands)  # type: ignore[no-any-return, no-untyped-call]
+        return applied(_MatrixProduct, *operands)
     left, right = (a, b.delta) if isinstance(b, Pair) else (a.delta, b)
     product: Tensor = left @ right
     return product if shift is None else product + shift
@@ -141,7 +151,7 @@ def _convolution(
     if not isinstance(weight, Pair):
         return torch.convolution(x.delta, weight, shift, *options)
     operands = lowered(x.delta, weight.base, weight.delta, x.current(scale), weight.current(scale))
-    out: Tensor = _Convolution.apply(*operands, options)  # type: ignore[no-untyped-call]
+    out: Tensor = applied(_Convolution, *operands, options)
     return out if shift is None else out + shift.reshape(-1, *(1,) * (out.dim() - 2))
 
 

@@ -23,7 +23,7 @@ from lazyscope.model.increment import attention, choice, extremum, kink, linear,
 from lazyscope.model.increment.base import CONSTANT, FINE, LINEAR, STEPS, Choice, Pair, Scale
 from lazyscope.model.increment.capture import Captured
 from lazyscope.model.increment.fallback import rule_of
-from lazyscope.model.increment.repeated import again, outlined, region
+from lazyscope.model.increment.repeated import again, compiled_alone, outlined, region
 from lazyscope.model.increment.watch import stop
 
 ROOMS = (attention, smooth, kink, product, extremum, normalise, linear, choice)
@@ -45,8 +45,9 @@ class Program:
         kinked: Whether an operation of the forward is not everywhere differentiable.
         without_rule: The operations that have no increment rule, and are computed as float64 differences.
         joint: A function of the scale, of v and of all leaves that returns h(w₀) and the increment. It goes through the
-            layers once, so that values at w₀ are held no longer than the next layers need them. With `forgetful=True`
-            repeated blocks are computed again in the backward pass. None for models that choose.
+            layers once, so that values at w₀ are held no longer than the next layers need them. With `checkpointed`,
+            repeated blocks are computed again in the backward pass; with `compiled`, they are compiled, once for all of
+            them. None for models that choose.
         lone: The same function without h(w₀).
     """
 
@@ -85,20 +86,61 @@ def split(captured: Captured, count: int) -> Program:
 
     base = _base(module, [node for node, _ in writer.needed])
     exact = _exact_base(module, writer.needed, captured.chosen) if writer.kinked or captured.chosen else base
-    joint, lone = (None if writer.chosen else _joint(module, count, with_base) for with_base in (True, False))
+    joint, lone = (None, None) if writer.chosen else _joint(module, count)
     return Program(base, exact, run, joint, lone, writer.kinked, tuple(dict.fromkeys(writer.without_rule)))
 
 
-def _joint(module: fx.GraphModule, count: int, with_base: bool) -> Callable[..., Any]:
-    """Values and increments in one program; its repeated parts are compiled once, and computed again on request."""
-    flat = fx.GraphModule(module, _IncrementWriter(module.graph, count, joint=True, with_base=with_base).graph)
-    compiled, checkpointed = outlined(flat, region, again)
+def _joint(module: fx.GraphModule, count: int) -> tuple[Callable[..., Any], Callable[..., Any]]:
+    """Values and increments in one program, and the same without h(w₀).
 
-    def run(scale: Scale, moves: Sequence[Tensor], leaves: Sequence[Tensor], *, forgetful: bool = False) -> Any:
-        program = checkpointed if forgetful else compiled if torch.compiler.is_compiling() else flat
+    Repeated parts are compiled once, or computed again in the backward pass, on request.
+    """
+    flat = fx.GraphModule(module, _IncrementWriter(module.graph, count, joint=True).graph)
+    inside, forgetful = outlined(flat, region, again)
+    return _run(flat, inside, forgetful), _run(*(_second(each) for each in (flat, inside, forgetful)))
+
+
+def _second(program: fx.GraphModule) -> fx.GraphModule:
+    """The same program with the second of its outputs alone."""
+    graph = fx.Graph()
+    graph.output(graph.graph_copy(program.graph, {})[1])  # type: ignore[index]
+    graph.eliminate_dead_code()
+    return fx.GraphModule(program, graph)
+
+
+def _run(flat: fx.GraphModule, inside: fx.GraphModule, forgetful: fx.GraphModule) -> Callable[..., Any]:
+    apart: dict[Any, Callable[..., Any]] = {}
+
+    def run(
+        scale: Scale,
+        moves: Sequence[Tensor],
+        leaves: Sequence[Tensor],
+        *,
+        checkpointed: bool = False,
+        compiled: dict[str, Any] | None = None,
+    ) -> Any:
+        program: Callable[..., Any] = forgetful if checkpointed else flat
+        if torch.compiler.is_compiling():
+            program = program if checkpointed else inside
+        elif compiled is not None:
+            key = checkpointed, str(compiled)
+            if key not in apart:
+                apart[key] = _compiled(flat, checkpointed, compiled)
+            program = apart[key]
         return program(scale, *moves, *(leaf.detach() for leaf in leaves))
 
     return run
+
+
+def _compiled(flat: fx.GraphModule, checkpointed: bool, options: dict[str, Any]) -> Callable[..., Any]:
+    """The program with its repeated part compiled; the whole program if it has none."""
+
+    def wrap(part: fx.GraphModule) -> Callable[..., Any]:
+        alone = compiled_alone(part, options)
+        return again(alone) if checkpointed else alone
+
+    (found,) = outlined(flat, wrap)
+    return wrap(flat) if found is flat else found
 
 
 def _base(module: fx.GraphModule, needed: list[fx.Node]) -> fx.GraphModule:
@@ -196,10 +238,9 @@ _PRESENT = "present"
 class _IncrementWriter:
     """Writes the increment program beside a traced forward; `joint`, the values at w₀ with it."""
 
-    def __init__(self, source: fx.Graph, count: int, *, joint: bool = False, with_base: bool = False) -> None:
+    def __init__(self, source: fx.Graph, count: int, *, joint: bool = False) -> None:
         self.graph = fx.Graph()
         self._copied: dict[fx.Node, fx.Node] | None = {} if joint else None
-        self._with_base = with_base
         self.needed: list[tuple[fx.Node, bool]] = []  # nodes whose values at w₀ are inputs here; whether in float64
         self.kinked = False
         self.without_rule: list[str] = []
@@ -308,7 +349,5 @@ class _IncrementWriter:
         if result not in self._delta or result in self._choices:
             raise ModelError("The model's output does not depend on its trainable parameters; check its forward.")
         delta = self._delta[result]
-        self.graph.output((self.base(result), delta) if self._with_base else delta)
-        if self._copied is not None:  # h(w₀) may not be wanted
-            self.graph.eliminate_dead_code()
+        self.graph.output(delta if self._copied is None else (self.base(result), delta))
         self.graph.lint()

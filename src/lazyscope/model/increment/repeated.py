@@ -110,7 +110,21 @@ def _alike(alpha: Any, epsilon: Any, *inputs: Any) -> int:
     return code
 
 
-def again(part: fx.GraphModule) -> Callable[..., Any]:
+def compiled_alone(part: fx.GraphModule, options: dict[str, Any]) -> Callable[..., Any]:
+    """One part, compiled when it is first called, with options of `torch.compile`; the rest of the program is not."""
+
+    def inner(alpha: Any, epsilon: Any, *inputs: Any) -> Any:
+        return part(Scale(alpha, epsilon), *inputs)
+
+    shared = torch.compile(inner, **options)
+
+    def call(scale: Scale, *inputs: Any) -> Any:
+        return shared(scale.alpha, scale.epsilon, *inputs)
+
+    return call
+
+
+def again(part: Callable[..., Any]) -> Callable[..., Any]:
     """One part, whose values are computed again in the backward pass."""
 
     def call(*inputs: Any) -> Any:
@@ -149,19 +163,22 @@ def _kind(node: fx.Node) -> Any:
 
 def _cut(nodes: list[fx.Node], first: int, last: int, length: int) -> _Run | None:
     """Where to begin, so that the fewest values pass from part to part; None where parts are not alike."""
-    best: tuple[int, _Run] | None = None
+    found: list[tuple[int, _Run]] = []
     for start in range(first, min(first + length, last - 2 * length + 1)):
         count = (last - start) // length
-        parts = [nodes[start + i * length :][:length] for i in range(count)]
-        if len({_structure(part) for part in parts}) > 1:
-            continue
-        passed = [part[place] for part in parts for place in _wanted([part])]
-        if any(not isinstance(node.meta.get("val"), Tensor) for node in passed):
-            continue
-        cost = len(_wanted(parts)) - 1000 * count
-        if best is None or cost < best[0]:
-            best = cost, _Run(start, length, count)
-    return None if best is None else best[1]
+        passed = _wanted([nodes[start : start + length]])  # of the first part, as all are alike if the cut is any good
+        found.append((len(passed) - 1000 * count, _Run(start, length, count)))
+    for _, run in sorted(found, key=lambda each: each[0]):
+        parts = [nodes[run.start + i * length :][:length] for i in range(run.count)]
+        passed_on = [part[place] for part in parts for place in _wanted([part])]
+        if all(isinstance(node.meta.get("val"), Tensor) for node in passed_on) and _same_structure(parts):
+            return run
+    return None
+
+
+def _same_structure(parts: list[list[fx.Node]]) -> bool:
+    first = _structure(parts[0])
+    return all(_structure(part) == first for part in parts[1:])
 
 
 def _structure(part: list[fx.Node]) -> str:

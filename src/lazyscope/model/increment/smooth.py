@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from lazyscope.model.increment.base import Number, Pair, Scale, rule, times
+from lazyscope.model.increment.base import Number, Pair, Scale, applied, rule, times
 from lazyscope.model.increment.fused import fused_increment, fusible
 
 # Gauss–Legendre on [0, 1], five nodes: with the steps below the error is under rounding for functions analytic within
@@ -225,7 +225,7 @@ def smooth_delta(name: str, scale: Scale, a: Pair) -> Tensor:
     """Δ of a named smooth function."""
     if a.base.shape != a.delta.shape or a.base.dtype != a.delta.dtype:
         return a.delta * SLOPES[name](a.base, a.step(scale))
-    return _Smooth.apply(a.base, a.delta, a.current(scale), scale.epsilon, name)  # type: ignore[no-any-return, no-untyped-call]
+    return applied(_Smooth, a.base, a.delta, a.current(scale), scale.epsilon, name)
 
 
 def apply(name: str, scale: Scale, a: Pair) -> Pair:

@@ -6,12 +6,11 @@ that of attention at the current point, from λ and o there.
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+from torch.library import triton_op, wrap_triton
 
 from lazyscope.model.increment.triton_pointwise import falling, log1p_over, on_device
 
@@ -69,6 +68,8 @@ def _increment_kernel(
     VALUES: tl.constexpr, D: tl.constexpr, DV: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
     PRECISION: tl.constexpr,
 ):  # fmt: skip
+    factor = tl.cast(factor, tl.float32)
+    epsilon = tl.cast(epsilon, tl.float32)
     first = tl.program_id(1) * BM
     batch, head = (tl.program_id(0) // heads).to(tl.int64), (tl.program_id(0) % heads).to(tl.int64)
     rows = first + tl.arange(0, BM)
@@ -159,6 +160,7 @@ def _query_kernel(
     CAUSAL: tl.constexpr, SIZE: tl.constexpr, VALUES: tl.constexpr, D: tl.constexpr, DV: tl.constexpr,
     BM: tl.constexpr, BN: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
+    factor = tl.cast(factor, tl.float32)
     first = tl.program_id(1) * BM
     batch, head = (tl.program_id(0) // heads).to(tl.int64), (tl.program_id(0) % heads).to(tl.int64)
     rows = first + tl.arange(0, BM)
@@ -199,6 +201,7 @@ def _key_kernel(
     MASK: tl.constexpr, CAUSAL: tl.constexpr, SIZE: tl.constexpr, VALUES: tl.constexpr, D: tl.constexpr,
     DV: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
+    factor = tl.cast(factor, tl.float32)
     first = tl.program_id(1) * BN
     shared = heads // group
     batch, head = (tl.program_id(0) // shared).to(tl.int64), (tl.program_id(0) % shared).to(tl.int64)
@@ -278,9 +281,9 @@ def _matched(a: Tensor, *others: Tensor) -> list[Tensor]:
     return [a, *others] if all(t.stride() == a.stride() for t in others) else [t.contiguous() for t in (a, *others)]
 
 
-@torch.library.custom_op(
+@triton_op(
     "lazyscope::attention_increment",
-    mutates_args=(),
+    mutates_args={},
     schema="(Tensor q0, Tensor dq, Tensor q1, Tensor k0, Tensor dk, Tensor v1, Tensor dv, Tensor? bias, Tensor? dbias,"
     " float epsilon, bool causal, float factor) -> (Tensor, Tensor)",
 )
@@ -299,7 +302,7 @@ def attention_increment(
     (bias, strides, kind), (dbias, moved, moving) = (_bias_of(each, q0, shape) for each in (bias, dbias))
     rows, columns, warps, stages = _block(q0, 128)
     with on_device(q0):
-        _increment_kernel[(batch * heads, triton.cdiv(queries, rows))](
+        wrap_triton(_increment_kernel)[(batch * heads, triton.cdiv(queries, rows))](
             out, level, q0, dq, q1, k0, dk, v1, dv, bias, dbias, *q0.stride(), *k0.stride(), *v1.stride(),
             *out.stride(), *strides, *moved, heads, heads // k0.shape[1], queries, keys, factor, epsilon,
             epsilon == 0.0, kind, moving > 0, causal, size, values, _padded(size), _padded(values), rows, columns,
@@ -308,14 +311,9 @@ def attention_increment(
     return out, level
 
 
-@attention_increment.register_fake
-def _(q0: Tensor, dq: Any, q1: Any, k0: Any, dk: Any, v1: Tensor, *_: Any) -> tuple[Tensor, Tensor]:
-    return _like(q0, v1.shape[-1]), q0.new_empty(q0.shape[:3], dtype=torch.float32)
-
-
-@torch.library.custom_op(
+@triton_op(
     "lazyscope::attention_gradient",
-    mutates_args=(),
+    mutates_args={},
     schema="(Tensor grad, Tensor q, Tensor k, Tensor v, Tensor? bias, Tensor out, Tensor level, bool causal,"
     " float factor) -> (Tensor, Tensor, Tensor)",
 )
@@ -334,17 +332,12 @@ def attention_gradient(
     numbers = (heads, group, queries, keys, factor, kind, causal, size, values, _padded(size), _padded(values))
     strides = (*q.stride(), *k.stride(), *v.stride(), *grad.stride(), *biases)
     with on_device(q):
-        _query_kernel[(batch * heads, triton.cdiv(queries, rows))](
+        wrap_triton(_query_kernel)[(batch * heads, triton.cdiv(queries, rows))](
             dq, grad, q, k, v, bias, level, inner, *strides, *dq.stride(), *numbers, rows, columns,
             _precision(), num_warps=warps, num_stages=stages,
         )  # fmt: skip
-        _key_kernel[(batch * k.shape[1], triton.cdiv(keys, rows))](
+        wrap_triton(_key_kernel)[(batch * k.shape[1], triton.cdiv(keys, rows))](
             dk, dv, grad, q, k, v, bias, level, inner, *strides, *dk.stride(), *dv.stride(), *numbers,
             columns, rows, _precision(), num_warps=warps, num_stages=stages,
         )  # fmt: skip
     return dq, dk, dv
-
-
-@attention_gradient.register_fake
-def _(grad: Any, q: Tensor, k: Tensor, v: Tensor, *_: Any) -> tuple[Tensor, Tensor, Tensor]:
-    return _like(q), _like(k), _like(v)
