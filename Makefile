@@ -9,7 +9,7 @@ PINS    ?= supply/hashes.txt
 TYPED   := src tests benchmarks examples docs supply
 SOURCES := $(TYPED) tutorials
 
-.PHONY: setup demo explore test lint format docs hashes licences bill clean
+.PHONY: setup demo explore test slow lint format docs hashes licences bill clean
 setup: $(STAMP)
 
 # Everything is downloaded first, and installed only if its hash is known. `make PINS=constraints.txt` skips that check,
@@ -34,6 +34,10 @@ explore: $(STAMP)
 # The tests build the documentation too, and run its code.
 test: lint
 	$(BIN)/python -m pytest -n $(JOBS) --dist loadgroup
+
+# The same for more cases, which takes an hour or two: all cells of the table of models, mutants, short lives, threads.
+slow: $(STAMP)
+	LAZYSCOPE_SLOW=1 $(BIN)/python -m pytest -n $(JOBS) --dist loadgroup --timeout 3600
 
 lint: $(STAMP)
 	$(BIN)/ruff check $(SOURCES)

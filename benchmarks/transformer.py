@@ -2,6 +2,7 @@
 
     python benchmarks/transformer.py [--device cuda] [--batch 4] [--length 1024] [--precision tf32|bf16|float32]
         [--compiled | --whole] [--mode reduce-overhead] [--forward-mode] [--curve]
+        [--rows plain,Scaled]
 
 All are measured in one run: same tokens, same cross-entropy, same optimiser (SGD), same precision. Counting matrix
 products, a plain step has 3 units and a scaled one 5. `--forward-mode` adds what is written today for α = ∞:
@@ -182,6 +183,7 @@ def main(
     mode: str = "",
     forward_mode: bool = False,
     curve: bool = False,
+    rows: str = "plain,Scaled,Linearised,checkpointed,torch",
 ) -> None:
     """The table for one size, or a curve over lengths."""
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = precision != "float32"
@@ -190,7 +192,7 @@ def main(
     if device != "cuda":
         shape, batch = {"layers": 4, "width": 256, "heads": 4, "vocabulary": 1024}, 2
         lengths = [each for each in lengths if each <= 1024]
-    rows: dict[str, Any] = {
+    all_rows: dict[str, Any] = {
         "plain": lambda net: net,
         "Scaled α=1000": lambda net: Scaled(net, 1e3),
         "Linearised (α=∞)": Linearised,
@@ -198,11 +200,12 @@ def main(
         "checkpointed α=∞": lambda net: Linearised(net, checkpointed=True),
     }
     if forward_mode:
-        rows["torch.func.jvp"] = ForwardMode
+        all_rows["torch.func.jvp"] = ForwardMode
+    wanted = {name: wrap for name, wrap in all_rows.items() if name.startswith(tuple(rows.split(",")))}
     for each in lengths:
         size = max(1, (4096 if device == "cuda" else 1024) // each) if curve else batch
         kind = "whole" if whole else "compiled" if compiled else "eager"
-        table({**shape, "length": each}, size, device, precision, kind, mode, rows)
+        table({**shape, "length": each}, size, device, precision, kind, mode, wanted)
 
 
 if __name__ == "__main__":

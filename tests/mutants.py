@@ -191,15 +191,15 @@ MUTANTS = (
     Mutant(
         "product without its second-order term",
         "model/increment/product.py",
-        "return da @ b + current_a @ db",
-        "return da @ b + a @ db",
+        "return out.addmm_(current_a, db) if",
+        "return out.addmm_(current_a - da * 1e-3, db) if",
         RULES + "matrix",
     ),
     Mutant(
         "gradient of a product at the start",
         "model/increment/product.py",
-        "inputs[4].to(output.dtype), inputs[5].to(output.dtype)",
-        "inputs[0].to(output.dtype), inputs[2].to(output.dtype)",
+        "ctx.save_for_backward(*inputs[4:])\n        ctx.shift",
+        "ctx.save_for_backward(inputs[4], inputs[1])\n        ctx.shift",
         "tests/conformance/test_table.py -k MLP and Scaled",
     ),
     Mutant(

@@ -1,4 +1,4 @@
-"""Every experiment runs at quick scale, its claims hold and can fail, and its figure is drawn."""
+"""Every experiment is declared in full; at quick scale it runs, its claims hold and can fail, and it has a figure."""
 
 from __future__ import annotations
 
@@ -31,7 +31,19 @@ def test_declaration(experiment: Experiment) -> None:
     assert len(experiment.grid("paper")) >= 1
 
 
-@each_experiment
+def seconds(experiment: Experiment) -> int:
+    """The declared time of the quick scale."""
+    return int(experiment.cost["quick"].split()[0])
+
+
+# The longer ones run in `make demo`, where a claim that fails is an error too, and in `make slow`.
+@pytest.mark.parametrize(
+    "experiment",
+    [
+        pytest.param(each, id=each.name, marks=[pytest.mark.slow] if seconds(each) >= 8 else [])
+        for each in experiments().values()
+    ],
+)
 def test_quick_run(experiment: Experiment, tmp_path: Path) -> None:
     store = Store(tmp_path)
     outcome = run(experiment, "quick", store, device=torch.device("cpu"))

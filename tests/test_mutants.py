@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-
 import pytest
 from tests.mutants import MUTANTS, PACKAGE, ROOT, survivors
 
@@ -28,7 +26,7 @@ def test_a_mutant_whose_text_is_gone_fails_loudly() -> None:
         MUTANTS[0].applied("nothing")
 
 
-@pytest.mark.skipif(os.environ.get("LAZYSCOPE_SLOW") != "1", reason="takes many minutes; set LAZYSCOPE_SLOW=1")
+@pytest.mark.slow
 @pytest.mark.timeout(7200)
 def test_no_mutant_survives() -> None:
     assert [mutant.name for mutant in survivors()] == []

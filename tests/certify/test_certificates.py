@@ -35,9 +35,9 @@ def small(seed: int = 0, n: int = 4) -> tuple[TwoLayer, Tensor, Tensor]:
     return net, nn.functional.normalize(draw(seed, n, 3), dim=1), draw(seed + 1, n)
 
 
-@pytest.mark.parametrize("block", range(4))
+@pytest.mark.parametrize("block", [0, *(pytest.param(each, marks=pytest.mark.slow) for each in (1, 2, 3))])
 def test_no_certificate_is_violated(block: int) -> None:
-    """This test uses 16 random problems; the figure `certificates` uses 240 at paper scale."""
+    """This test uses 16 random problems, 12 of them marked slow; the figure uses 240 at paper scale."""
     for seed in range(1000 + 4 * block, 1004 + 4 * block):
         p = RandomProblem.draw(seed)
         told = {"alpha": p.alpha, "K": p.K, "centred": p.centred, "unseen": p.unseen, "constants": p.constants}
@@ -52,7 +52,7 @@ def quadratic(size: float = 1.0) -> tuple[Model, GivenConstants, Tensor, Tensor]
     return model, GivenConstants(1.0, 1.0, size, 1.0, size), one, one
 
 
-@pytest.mark.parametrize("name", ["hessian_norm", "pointwise_hessian"])
+@pytest.mark.parametrize("name", ["hessian_norm", pytest.param("pointwise_hessian", marks=pytest.mark.slow)])
 def test_broken_constants_are_found_out(name: str) -> None:
     """The check can fail: with constants that are a thousand times too small, some bound is violated."""
     model, constants, x, y = quadratic()

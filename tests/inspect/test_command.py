@@ -25,10 +25,10 @@ def inspected(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str
     ("name", "more"),
     [
         ("cnn", ("--data", "digits", "--points", "12")),
-        ("vit", ("--data", "digits", "--points", "8")),
+        pytest.param("vit", ("--data", "digits", "--points", "8"), marks=pytest.mark.slow),
         ("gpt", ("--points", "3")),
         ("autoencoder", ("--points", "6")),
-        ("pinn", ("--points", "20")),
+        pytest.param("pinn", ("--points", "20"), marks=pytest.mark.slow),
     ],
 )
 def test_real_models_go_through(inspected: Command, name: str, more: tuple[str, ...], tmp_path: Path) -> None:

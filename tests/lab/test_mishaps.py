@@ -52,8 +52,15 @@ def stored(out: Path, toy: Experiment) -> list[int]:
 
 
 @pytest.mark.skipif(not Path("/proc").is_dir(), reason="finds remaining processes in /proc")
-@pytest.mark.parametrize("workers", [1, 2])
-@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGINT], ids=["kill -9", "Ctrl-C"])
+@pytest.mark.parametrize(
+    ("how", "workers"),
+    [
+        pytest.param(signal.SIGKILL, 1, id="kill -9, 1 worker"),
+        pytest.param(signal.SIGKILL, 2, id="kill -9, 2 workers", marks=pytest.mark.slow),
+        pytest.param(signal.SIGINT, 1, id="Ctrl-C, 1 worker", marks=pytest.mark.slow),
+        pytest.param(signal.SIGINT, 2, id="Ctrl-C, 2 workers"),
+    ],
+)
 def test_kill_in_the_middle(
     tmp_path: Path, toy: Experiment, command: Command, workers: int, how: signal.Signals
 ) -> None:
@@ -103,7 +110,7 @@ def assert_one_sentence(process: subprocess.Popen[str], *words: str) -> None:
         assert word in line
 
 
-@pytest.mark.parametrize("workers", [1, 2])
+@pytest.mark.parametrize("workers", [1, pytest.param(2, marks=pytest.mark.slow)])
 def test_full_disk(tmp_path: Path, command: Command, workers: int) -> None:
     out = tmp_path / "results"
     out.mkdir()

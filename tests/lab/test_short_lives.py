@@ -48,7 +48,7 @@ def ends_by_itself(command: list[str]) -> int | None:
         return process.returncode
 
 
-@pytest.mark.skipif(os.environ.get("LAZYSCOPE_SLOW") != "1", reason="takes minutes; set LAZYSCOPE_SLOW=1")
+@pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="the processor time of a process is read in /proc")
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize("name", ["cover", "rates", "relative-scale", "certificates", "deconvolution"])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import pytest
@@ -116,7 +117,7 @@ def test_a_common_shift_of_all_scores_moves_nothing() -> None:
         Model(lambda w, x: F.scaled_dot_product_attention(q, k + w["shift"], v), {"shift": torch.zeros(4)}), 1.0
     )
     with torch.no_grad():
-        lazy.shift.fill_(-30.0)
+        next(lazy.parameters()).fill_(-30.0)
     assert float(lazy(torch.zeros(1)).detach().abs().max()) < 1e-5
 
 
@@ -134,8 +135,8 @@ def test_a_transformer_layer_has_second_derivatives() -> None:
     torch.manual_seed(0)
     net, x = nn.MultiheadAttention(8, 2, batch_first=True), torch.randn(2, 5, 8)
 
-    def function(w: dict[str, Tensor], x: Tensor) -> Tensor:
-        return torch.func.functional_call(net, w, (x, x, x), {"need_weights": False})[0]  # type: ignore[no-any-return]
+    def function(w: Mapping[str, Tensor], x: Tensor) -> Tensor:
+        return torch.func.functional_call(net, dict(w), (x, x, x), {"need_weights": False})[0]  # type: ignore[no-any-return]
 
     model = Model(function, dict(net.named_parameters())).double()
     lazy = Scaled(model, 2.0)
@@ -149,7 +150,7 @@ def test_a_transformer_layer_has_second_derivatives() -> None:
     def loss_of(outputs: Tensor) -> Tensor:
         return outputs.pow(3).sum()
 
-    def hessian_product(outputs: Tensor, points: list[Tensor]) -> list[Tensor]:
+    def hessian_product(outputs: Tensor, points: Sequence[Tensor]) -> list[Tensor]:
         slopes = torch.autograd.grad(loss_of(outputs), points, create_graph=True)
         return list(torch.autograd.grad(sum((s * s).sum() for s in slopes), points))  # type: ignore[arg-type]
 

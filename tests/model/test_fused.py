@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -31,7 +33,7 @@ def test_layer_norm(affine: bool, alpha: float) -> None:
     torch.manual_seed(0)
     params = {"x": torch.randn(5, 100), "w": torch.randn(100), "b": torch.randn(100)}
 
-    def function(w: dict[str, torch.Tensor], x: torch.Tensor) -> torch.Tensor:
+    def function(w: Mapping[str, torch.Tensor], x: torch.Tensor) -> torch.Tensor:
         return F.layer_norm(w["x"], (100,), *((w["w"], w["b"]) if affine else ())) * w["w"] + w["b"]
 
     results = []

@@ -141,14 +141,14 @@ def test_regression_is_that_of_the_dense_twin(tiles: KernelTiles, sets: int | No
 def test_targets_of_a_regression_may_be_arrays_lists_and_classes(tiles: KernelTiles) -> None:
     classes = torch.arange(POINTS) % OUTPUTS
     y = torch.nn.functional.one_hot(classes, OUTPUTS)
-    expected = kernel_regression(tiles, y.double(), ridge=1e-3)
+    expected = kernel_regression(tiles, y.double(), ridge=1.0)
     for target in (y, y.numpy(), y.double().tolist(), classes, classes.numpy()):
-        fit = kernel_regression(tiles, target, ridge=1e-3)
+        fit = kernel_regression(tiles, target, ridge=1.0)
         torch.testing.assert_close(fit.solution.x, expected.solution.x)
     found = fit.predict(small(), points(), points(2), memory="1MB")
     torch.testing.assert_close(found, expected.predict(small(), points(), points(2)))
     with pytest.raises(InputError, match="relabel"):
-        kernel_regression(tiles, classes + 1, ridge=1e-3)
+        kernel_regression(tiles, classes + 1, ridge=1.0)
     with pytest.raises(InputError, match='memory="2GB"'):
         fit.predict(small(), points(), points(2), memory="little")
 

@@ -1,4 +1,4 @@
-"""Selected outputs: the operations behind them are computed for the selected entries only, and the kernel is the same."""
+"""Selected outputs: what they need is computed for the selected entries only, and the kernel is the same."""
 
 from __future__ import annotations
 

@@ -245,8 +245,10 @@ def _attention(
     q0, dq, k0, dk, _, dv, *rest = operands
     arguments = (q0, dq, k0, dk, dv, *rest, scale.epsilon, (causal, default_factor(factor, q0)))
     if streams(q0, dq, k0, dk, dv) and not isinstance(scale.epsilon, Tensor):
-        return applied(_StreamedAttention, *arguments, out.to(q0.dtype))[0]
-    return applied(_Attention, *arguments)
+        found: Tensor = applied(_StreamedAttention, *arguments, out.to(q0.dtype))[0]
+    else:
+        found = applied(_Attention, *arguments)
+    return found
 
 
 RULES[attention] = _attention

@@ -248,7 +248,8 @@ def times_delta(scale: Scale, a: Any, b: Any) -> Tensor:
         now = a.current(scale), b.current(scale)
         if len({a.base.dtype, a.delta.dtype, b.delta.dtype}) > 1:
             return a.delta * now[1] + a.base * b.delta
-        return applied(_Times, a.base, a.delta, b.delta, *now)
+        out: Tensor = applied(_Times, a.base, a.delta, b.delta, *now)
+        return out
     return a.delta * b if isinstance(a, Pair) else a * b.delta  # type: ignore[no-any-return]
 
 
@@ -269,8 +270,9 @@ def in_transform() -> bool:
     return torch.compiler.is_compiling() or torch._C._functorch.peek_interpreter_stack() is not None
 
 
-def applied(function: type[torch.autograd.Function], *args: Any) -> Tensor:
+def applied(function: type[torch.autograd.Function], *args: Any) -> Any:
     """`function.apply(*args)` without torch's check of the arguments, which takes longer than many of the rules."""
-    plain: Any = function if in_transform() else super(torch.autograd.Function, function)
-    out: Tensor = plain.apply(*unwrap_dead_wrappers(args))
-    return out
+    if in_transform():
+        return function.apply(*args)
+    plain: Any = super(torch.autograd.Function, function)
+    return plain.apply(*unwrap_dead_wrappers(args))

@@ -76,7 +76,7 @@ def _log_softmax_delta(scale: Scale, out: Tensor, a: Pair, dim: int) -> Tensor:
 
 
 def _normalised(scale: Scale, out: Tensor, a: Pair, dim: int, log: bool) -> Tensor:
-    return applied(
+    found: Tensor = applied(
         _Softmax,
         out,
         a.base,
@@ -87,6 +87,7 @@ def _normalised(scale: Scale, out: Tensor, a: Pair, dim: int, log: bool) -> Tens
         dim,
         log,
     )
+    return found
 
 
 @rule("_softmax.default", "_safe_softmax.default", "softmax.int")

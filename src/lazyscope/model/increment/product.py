@@ -95,7 +95,8 @@ def matrix_product(scale: Scale, a: Any, b: Any, shift: Tensor | None = None) ->
     if isinstance(a, Pair) and isinstance(b, Pair):
         # The current point is part of the graph, so that second derivatives see that it moves.
         operands = lowered(a.delta, b.base, b.delta, shift, a.current(scale), b.current(scale))
-        return applied(_MatrixProduct, *operands)
+        out: Tensor = applied(_MatrixProduct, *operands)
+        return out
     left, right = (a, b.delta) if isinstance(b, Pair) else (a.delta, b)
     product: Tensor = left @ right
     return product if shift is None else product + shift

@@ -225,7 +225,8 @@ def smooth_delta(name: str, scale: Scale, a: Pair) -> Tensor:
     """Δ of a named smooth function."""
     if a.base.shape != a.delta.shape or a.base.dtype != a.delta.dtype:
         return a.delta * SLOPES[name](a.base, a.step(scale))
-    return applied(_Smooth, a.base, a.delta, a.current(scale), scale.epsilon, name)
+    out: Tensor = applied(_Smooth, a.base, a.delta, a.current(scale), scale.epsilon, name)
+    return out
 
 
 def apply(name: str, scale: Scale, a: Pair) -> Pair:
