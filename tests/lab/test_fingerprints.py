@@ -17,8 +17,8 @@ import torch
 from lazyscope.errors import ExperimentError
 from lazyscope.lab import Experiment, Params, Result
 from lazyscope.lab.code import code_behind, fingerprint
+from lazyscope.lab.experiment import setting
 from lazyscope.lab.run import run
-from lazyscope.lab.setting import setting
 from lazyscope.lab.store import Store
 
 CPU = torch.device("cpu")

@@ -18,13 +18,12 @@ import torch
 from lazyscope.errors import ExperimentError, StoreError
 from lazyscope.lab.code import drawing_code, fingerprint, source_hash
 from lazyscope.lab.executor import Drawn, Executor, Task, here
-from lazyscope.lab.experiment import SCALES, Experiment, Params
+from lazyscope.lab.experiment import SCALES, Experiment, Params, setting
 from lazyscope.lab.failure import failed, part
 from lazyscope.lab.outcome import Outcome, View
 from lazyscope.lab.pool import PATIENCE
 from lazyscope.lab.provenance import provenance
 from lazyscope.lab.scratch import discard
-from lazyscope.lab.setting import setting
 from lazyscope.lab.store import Key, Record, Store
 
 

@@ -34,6 +34,9 @@ _NEAR = 1e-3
 _MANY, _FEW, _WORK = 64, 4, 50_000
 """The maximum and minimum number of starts, and the total number of entries that determines it in between."""
 
+_DRAWN = 10_000_000
+"""The largest number of random numbers that are drawn on the CPU."""
+
 _RACE, _KEPT = 6, 8
 """In large dimensions, the number of iterations for all starts, after which one of `_KEPT` starts continues."""
 
@@ -144,8 +147,10 @@ def bilinear_norm(
     """
     _, p = form.shape
     count = min(_MANY, max(_FEW, _WORK // p)) if starts is None else starts
-    random = torch.Generator().manual_seed(seed)
-    start = torch.randn(count, p, generator=random, dtype=torch.float64, device="cpu").to(form.device, form.dtype)
+    # On the CPU, so that a search does not depend on the device; but billions of numbers would take a minute there.
+    place = torch.device("cpu") if count * p <= _DRAWN else form.device
+    random = torch.Generator(place).manual_seed(seed)
+    start = torch.randn(count, p, generator=random, dtype=torch.float64, device=place).to(form.device, form.dtype)
     spent, share = 0, 0.0
     with Bar("search for the largest second derivative", total=1.0) as bar:
         if _MANY * p > _WORK and count > 1:

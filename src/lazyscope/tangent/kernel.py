@@ -8,13 +8,14 @@ import torch
 from torch import Tensor, nn
 
 from lazyscope._typing import Inputs
+from lazyscope.ambient import derivatives
 from lazyscope.errors import InputError, ModelError
 from lazyscope.memory import Memory, check_fits, parse_memory
-from lazyscope.model.base import Model, check_inputs
+from lazyscope.model.base import Model, check_inputs, flatten
 from lazyscope.model.inputs import Samples
 from lazyscope.model.samples import Coupling, coupling, kind
+from lazyscope.progress import track
 from lazyscope.tangent.assembly import Assembly, precision
-from lazyscope.tangent.joint import joint_kernels
 from lazyscope.tangent.readout import READOUTS, Readout
 
 Outputs = Literal["full", "trace", "sum"]
@@ -171,3 +172,44 @@ def _first(x: Inputs) -> Inputs:
 
 def _count(x: Inputs) -> int:
     return len(Samples(x))
+
+
+# ── models that take all of their points at once, such as a graph network over its nodes
+def joint_kernels(model: Model, x1: Inputs, x2: Inputs | None, readout: Readout, by_layer: bool) -> dict[str, Tensor]:
+    """Compute the kernel of each parameter if `by_layer`, otherwise their sum under the name ""."""
+    one, k = _jacobian(model, x1, readout)
+    two = one if x2 is None else _jacobian(model, x2, readout)[0]
+    result: dict[str, Tensor] = {}
+    for name in model.params:
+        product = torch.einsum("iap,jbp->iajb", one[name], two[name])
+        key = name if by_layer else ""
+        result[key] = result[key] + product if key in result else product
+    width = readout.width(k)
+    if width == 1 and readout.rows(k) > 1:  # the trace pairs each output with itself
+        result = {name: kernel.diagonal(dim1=1, dim2=3).sum(-1)[:, None, :, None] for name, kernel in result.items()}
+    return {name: readout.finish(kernel, k) for name, kernel in result.items()}
+
+
+def _jacobian(model: Model, x: Inputs, readout: Readout) -> tuple[dict[str, Tensor], int]:
+    """Compute ∂(cotangent · h(x_i))/∂w for each parameter, of shape (n, rows, p), and the number of outputs."""
+    captured = model.graph(model.params, model.state, x)
+    captured.check_limit()
+    with derivatives():
+        leaves = [w.detach().requires_grad_() for w in model.params.values()]
+        out = captured.module(*leaves, *model.state.values(), *flatten(x)[1])
+    n, k = len(out), out[0].numel()
+    cotangents = readout.cotangents(out[0].detach())
+    rows = len(cotangents)
+    check_fits((n * rows, model.n_params), out.dtype, out.device, what="The Jacobian of all points together")
+    jacobian = {name: out.new_zeros(n, rows, w.numel()) for name, w in model.params.items()}
+    for index in track(range(n * rows), "tangent kernel"):
+        i, a = divmod(index, rows)
+        seed = torch.zeros_like(out).view(n, -1)
+        seed[i] = cotangents[a]
+        gradients = torch.autograd.grad(
+            out, leaves, seed.view_as(out), retain_graph=index < n * rows - 1, allow_unused=True
+        )
+        for block, gradient in zip(jacobian.values(), gradients, strict=True):
+            if gradient is not None:
+                block[i, a] = gradient.flatten()
+    return jacobian, k
