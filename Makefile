@@ -31,13 +31,13 @@ demo: $(STAMP)
 explore: $(STAMP)
 	$(BIN)/lazyscope explore
 
-# The tests build the documentation too, and run its code.
+# The tests run the code of the documentation too.
 test: lint
 	$(BIN)/python -m pytest -n $(JOBS) --dist loadgroup
 
-# The same for more cases, which takes an hour or two: all cells of the table of models, mutants, short lives, threads.
+# The longer tests: more cases, the site with its tutorials, workers that are killed.
 slow: $(STAMP)
-	LAZYSCOPE_SLOW=1 $(BIN)/python -m pytest -n $(JOBS) --dist loadgroup --timeout 3600
+	$(BIN)/python -m pytest -n $(JOBS) --dist loadgroup -m slow
 
 lint: $(STAMP)
 	$(BIN)/ruff check $(SOURCES)

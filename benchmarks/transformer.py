@@ -1,15 +1,15 @@
-"""The cost of one training step of a GPT-2 as a scaled and as a linearised model, over the plain step.
+"""The cost of one training step of GPT-2 as a scaled and as a linearised model, relative to a plain step.
 
     python benchmarks/transformer.py [--device cuda] [--batch 4] [--length 1024] [--precision tf32|bf16|float32]
         [--compiled | --whole] [--mode reduce-overhead] [--forward-mode] [--curve]
         [--rows plain,Scaled]
 
-All are measured in one run: same tokens, same cross-entropy, same optimiser (SGD), same precision. Counting matrix
-products, a plain step has 3 units and a scaled one 5. `--forward-mode` adds what is written today for α = ∞:
-`torch.func.jvp` of the functional forward, and the backward pass through it. `--curve` repeats everything for lengths
-from 256 to 8192 at a constant number of tokens where possible. `--compiled` compiles the plain model as a whole and the
-others by their method `compile`, which compiles repeated blocks once; `--whole` compiles them as a whole, too. Without
-a GPU a small model is measured.
+All models are measured in one run, with the same tokens, cross-entropy, optimiser (SGD) and precision. If only matrix
+products are counted, a plain step costs 3 units and a scaled step 5. `--forward-mode` adds the usual implementation for
+α = ∞, which is `torch.func.jvp` of the functional forward and the backward pass through it. `--curve` repeats all
+measurements for lengths from 256 to 8192, with a constant number of tokens where possible. `--compiled` compiles the
+plain model as a whole and the other models with their method `compile`, which compiles repeated blocks once. `--whole`
+compiles these models as a whole, too. Without a GPU, a small model is measured.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from lazyscope.model.transform import Linearised, Scaled, TangentModule
 
 
 class Block(nn.Module):
-    """A block of GPT-2: causal attention and a GELU network, each after a layer norm, added to the stream."""
+    """A block of GPT-2: causal attention and a GELU network, each applied after a layer norm and added to its input."""
 
     def __init__(self, width: int, heads: int) -> None:
         super().__init__()
@@ -71,7 +71,7 @@ class GPT2(nn.Module):
 
 
 class ForwardMode(nn.Module):
-    """h(w₀) + Dh(w₀)v by `torch.func.jvp`."""
+    """The linearised model h(w₀) + Dh(w₀)v, computed by `torch.func.jvp`."""
 
     def __init__(self, net: nn.Module) -> None:
         super().__init__()
@@ -82,13 +82,13 @@ class ForwardMode(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         v = dict(zip(self._start, self.v, strict=True))
         call = lambda w: torch.func.functional_call(self._net[0], w, (x,))  # noqa: E731
-        with torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.MATH):  # others have no forward derivative
+        with torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.MATH):  # other backends lack forward mode
             value, slope = torch.func.jvp(call, (self._start,), (v,))  # type: ignore[misc]
         return value + slope  # type: ignore[no-any-return]
 
 
 def training_step(net: nn.Module, x: Tensor, y: Tensor, precision: str) -> Callable[[], None]:
-    """One step of SGD on the cross-entropy."""
+    """Return a function that performs one step of SGD on the cross-entropy."""
     optimiser = torch.optim.SGD(net.parameters(), lr=1e-3)
 
     def step() -> None:
@@ -102,7 +102,7 @@ def training_step(net: nn.Module, x: Tensor, y: Tensor, precision: str) -> Calla
 
 
 def measured(step: Callable[[], None], repeats: int, cuda: bool) -> tuple[float, float, float]:
-    """The time of the first step, the median time of the others, and their peak memory in GB."""
+    """Measure the time of the first step, the median time of the later steps, and their peak memory in GB."""
     times = []
     for number in range(repeats + 3):
         if cuda:
@@ -119,7 +119,7 @@ def measured(step: Callable[[], None], repeats: int, cuda: bool) -> tuple[float,
 
 
 def kept(step: Callable[[], None]) -> int:
-    """Without a GPU: the bytes that a step keeps for its backward pass, parameters and v included."""
+    """Count the bytes that a step saves for its backward pass, including parameters and v. It is used without a GPU."""
     sizes: dict[int, int] = {}
 
     def pack(t: Tensor) -> Tensor:
@@ -134,7 +134,7 @@ def kept(step: Callable[[], None]) -> int:
 def table(
     shape: dict[str, int], batch: int, device: str, precision: str, kind: str, mode: str, rows: dict[str, Any]
 ) -> None:
-    """One line for each model: time and memory, and their ratios to the plain step."""
+    """Print one line for each model: its time and memory, and their ratios to those of the plain step."""
     cuda, plain = device == "cuda", (math.nan, math.nan)
     print(f"GPT-2, {batch} × {shape['length']} tokens, {shape['layers']} layers, {device}, {precision}, {kind} {mode}")
     for name, wrap in rows.items():
@@ -146,7 +146,7 @@ def table(
             start = time.perf_counter()
             if kind == "whole" and name != "plain":
                 with torch.no_grad(), torch.autocast(device, torch.bfloat16, enabled=precision == "bf16"):
-                    net(x)  # traces the program before anything is compiled
+                    net(x)  # this traces the program before anything is compiled
             traced = time.perf_counter() - start
             ready: Any = net
             if kind != "eager":
@@ -185,7 +185,7 @@ def main(
     curve: bool = False,
     rows: str = "plain,Scaled,Linearised,checkpointed,torch",
 ) -> None:
-    """The table for one size, or a curve over lengths."""
+    """Print the table for one length, or for several lengths with `--curve`."""
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = precision != "float32"
     shape = {"layers": 12, "width": 768, "heads": 12, "vocabulary": vocabulary}
     lengths = [256, 512, 1024, 2048, 4096, 8192] if curve else [length]

@@ -1,6 +1,7 @@
 """Configuration: every test checks shapes and types at run time, and uses one torch thread.
 
-Tests marked `slow` run with LAZYSCOPE_SLOW=1 only (`make slow`). They check what quicker tests check, for more cases.
+Tests marked `slow` run in `make slow`, which every change must pass too. Tests marked `hours` run with LAZYSCOPE_SLOW=1
+only, as do all of them then.
 """
 
 from __future__ import annotations
@@ -18,8 +19,10 @@ import torch  # noqa: E402
 torch.set_num_threads(1)  # test processes share the cores
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    if os.environ.get("LAZYSCOPE_SLOW") != "1":
-        for item in items:
-            if item.get_closest_marker("slow"):
-                item.add_marker(pytest.mark.skip(reason="slow; set LAZYSCOPE_SLOW=1, or run `make slow`"))
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    everything, asked = os.environ.get("LAZYSCOPE_SLOW") == "1", "slow" in config.option.markexpr
+    for item in items:
+        if item.get_closest_marker("hours") and not everything:
+            item.add_marker(pytest.mark.skip(reason="takes hours; set LAZYSCOPE_SLOW=1"))
+        elif item.get_closest_marker("slow") and not everything and not asked:
+            item.add_marker(pytest.mark.skip(reason="slow; run `make slow`"))

@@ -55,6 +55,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.mark.slow
 @pytest.mark.xdist_group("site")
 def test_site_builds_without_a_warning_and_has_every_tutorial(site: Path) -> None:
     assert (site / "index.html").exists()
@@ -63,6 +64,7 @@ def test_site_builds_without_a_warning_and_has_every_tutorial(site: Path) -> Non
         assert "run when the site was built" in page.read_text(encoding="utf-8"), tutorial.name
 
 
+@pytest.mark.slow
 @pytest.mark.xdist_group("site")
 def test_the_first_steps_come_down_at_every_scale(site: Path) -> None:
     page = (site / "tutorials" / "1_first_steps" / "index.html").read_text(encoding="utf-8")
@@ -71,6 +73,7 @@ def test_the_first_steps_come_down_at_every_scale(site: Path) -> None:
     assert max(losses) < 0.05
 
 
+@pytest.mark.slow
 @pytest.mark.xdist_group("site")
 def test_every_public_name_is_documented(site: Path) -> None:
     """Every public name is in the inventory of the API, under its public path or the path of its definition."""

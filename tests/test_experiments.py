@@ -36,11 +36,12 @@ def seconds(experiment: Experiment) -> int:
     return int(experiment.cost["quick"].split()[0])
 
 
-# The longer ones run in `make demo`, where a claim that fails is an error too, and in `make slow`.
+# The longer ones run in `make demo`, where a claim that fails is an error too, and in `make slow`. Their parts have
+# tests of their own in `tests/experiments`.
 @pytest.mark.parametrize(
     "experiment",
     [
-        pytest.param(each, id=each.name, marks=[pytest.mark.slow] if seconds(each) >= 8 else [])
+        pytest.param(each, id=each.name, marks=[pytest.mark.slow] if seconds(each) > 3 else [])
         for each in experiments().values()
     ],
 )

@@ -26,7 +26,7 @@ def test_a_mutant_whose_text_is_gone_fails_loudly() -> None:
         MUTANTS[0].applied("nothing")
 
 
-@pytest.mark.slow
+@pytest.mark.hours
 @pytest.mark.timeout(7200)
 def test_no_mutant_survives() -> None:
     assert [mutant.name for mutant in survivors()] == []

@@ -42,7 +42,9 @@ def settings_of(link: str) -> dict[str, str]:
     return dict(parse_qsl(urlsplit(link).query))
 
 
-@pytest.mark.parametrize("name", list(TABS))
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[pytest.mark.slow] if name != "risks" else []) for name in TABS]
+)
 def test_every_control_changes_the_picture(visitor: Visitor, name: str, shots: Path) -> None:
     visitor.open(tab=name)
     visitor.picture(shots / f"explore-{name}.png")

@@ -43,6 +43,7 @@ def deconvolved() -> Trials:
     return measured(deconvolution.EXPERIMENT, deconvolution.grid("quick"))
 
 
+@pytest.mark.slow
 def test_deconvolution_claims_and_figure() -> None:
     trials = deconvolved()
     assert all(held(deconvolution.claims(trials))), deconvolution.claims(trials)

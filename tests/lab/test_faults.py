@@ -80,6 +80,7 @@ def test_a_worker_and_then_the_client_are_killed(tmp_path: Path, toy: Experiment
     assert len(computed(tmp_path)) <= POINTS + 2 * 2 * toy.chunk
 
 
+@pytest.mark.slow
 def test_the_scheduler_is_restarted(tmp_path: Path, toy: Experiment, farm: Farm) -> None:
     settings = {"TOY_SECONDS": "0.4"}
     farm.start_worker(**settings)
@@ -130,6 +131,7 @@ def other_code(tmp_path: Path) -> Path:
     return folder
 
 
+@pytest.mark.slow
 def test_workers_with_other_code_get_no_work(
     tmp_path: Path, toy: Experiment, farm: Farm, another_version: Path, no_package: Path, other_code: Path
 ) -> None:

@@ -48,7 +48,7 @@ def ends_by_itself(command: list[str]) -> int | None:
         return process.returncode
 
 
-@pytest.mark.slow
+@pytest.mark.hours
 @pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="the processor time of a process is read in /proc")
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize("name", ["cover", "rates", "relative-scale", "certificates", "deconvolution"])

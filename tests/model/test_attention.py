@@ -1,4 +1,4 @@
-"""Increments of attention against the float64 formula, with every kind of mask and for steps of every size."""
+"""Tests of the increments of attention against the float64 formula, with all kinds of masks and steps of all sizes."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from lazyscope.model.increment import attention_blocks as rules
 
 DEVICES = ["cpu", *(["cuda"] if torch.cuda.is_available() else [])]
 
-# name → (shapes of q, k and v, shape of a bias that moves, options, a mask)
+# For each name: the shapes of q, k and v, the shape of a trainable bias, the options, and the kind of mask.
 CASES: dict[str, tuple[list[tuple[int, ...]], tuple[int, ...] | None, dict[str, Any], str]] = {
     "plain": ([(2, 3, 37, 8)] * 3, None, {}, ""),
     "causal": ([(2, 3, 37, 8)] * 3, None, {"is_causal": True}, ""),
@@ -66,7 +66,7 @@ def formula(function: Any, params: dict[str, Tensor], v: dict[str, Tensor], x: T
     wide = Model(function, {name: w.double() for name, w in params.items()})
     if math.isinf(alpha):
         found = torch.func.jvp(lambda w: wide(x, w), (wide.params,), (v,))[1]
-        return found.nan_to_num(0.0)  # torch's derivative of a row without keys
+        return found.nan_to_num(0.0)  # torch's derivative is NaN for a row without keys
     return alpha * (wide(x, {name: w + v[name] / alpha for name, w in wide.params.items()}) - wide(x))
 
 
@@ -77,7 +77,7 @@ def formula(function: Any, params: dict[str, Tensor], v: dict[str, Tensor], x: T
 def test_values_and_gradients(
     name: str, alpha: float, size: float, device: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(rules, "_BUDGET", 500)  # several blocks
+    monkeypatch.setattr(rules, "_BUDGET", 500)  # this splits the queries into several blocks
     function, params, x = problem(name, device)
     lazy = Scaled(Model(function, params), alpha)
     generator = torch.Generator().manual_seed(1)
@@ -91,7 +91,7 @@ def test_values_and_gradients(
     reference = formula(function, params, wide, x, alpha)
     assert torch.allclose(out.double(), reference, rtol=0, atol=2e-5 * float(reference.detach().abs().max()))
     if name == "hidden rows" and math.isinf(alpha):
-        return  # torch's own gradient is not a number
+        return  # torch's own gradient is NaN
     found = torch.autograd.grad((out * weights).sum(), list(lazy.parameters()))
     true = torch.autograd.grad((reference * weights.double()).sum(), [wide[n] for n, _ in lazy.named_parameters()])
     for mine, exact in zip(found, true, strict=True):

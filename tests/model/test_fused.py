@@ -1,4 +1,4 @@
-"""Kernels of our own against the float64 formulas; they need a GPU."""
+"""Tests of the Triton kernels against the float64 formulas. They require a GPU."""
 
 from __future__ import annotations
 

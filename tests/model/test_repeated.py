@@ -1,4 +1,4 @@
-"""Repeated blocks of a network: found in its graph, computed again on request, and trained in several processes."""
+"""Tests of repeated blocks: detection in the graph, checkpointing, and training in several processes."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def network(depth: int) -> nn.Sequential:
 
 
 def calls(net: nn.Module, x: Tensor) -> int:
-    """How often the repeated part is called."""
+    """Count the calls of the repeated part."""
     seen: list[Any] = []
 
     def counted(part: torch.fx.GraphModule) -> Any:
@@ -89,7 +89,7 @@ def test_checkpointed_models_keep_less() -> None:
             return t
 
         lazy = Linearised(net, checkpointed=checkpointed)
-        lazy(x)  # traced here
+        lazy(x)  # the first call traces the forward
         weights = {p.untyped_storage().data_ptr() for p in (*lazy.parameters(), *lazy.buffers())}
         with torch.autograd.graph.saved_tensors_hooks(pack, lambda t: t):
             out = lazy(x)

@@ -213,6 +213,7 @@ print("equal", flush=True)
 """
 
 
+@pytest.mark.slow
 def test_a_worker_dies_in_the_middle_of_a_kernel(tmp_path: Path) -> None:
     """The client runs in a separate process, as a model with run-time type checks cannot be sent to a worker."""
     script = tmp_path / "client.py"

@@ -257,6 +257,7 @@ if __name__ == "__main__":
 """
 
 
+@pytest.mark.slow
 def test_on_a_cluster_of_processes(tmp_path: Path) -> None:
     """The client runs in a separate process, as a model with run-time type checks cannot be sent to a worker."""
     script = tmp_path / "cluster.py"

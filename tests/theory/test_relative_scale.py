@@ -146,6 +146,7 @@ def test_relu_says_what_it_means() -> None:
 
 @given(SEEDS, st.floats(0.01, 100))
 @settings(max_examples=20, deadline=None)
+@pytest.mark.slow
 def test_laws_of_scaling(seed: int, factor: float) -> None:
     """The methods of the result agree with the models that they describe."""
     net = TwoLayer.gaussian(4, 2, [seed], activation=torch.square)[0].to(torch.float64)  # a(b·x)² is 3-homogeneous

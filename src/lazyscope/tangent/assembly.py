@@ -27,8 +27,9 @@ from lazyscope.progress import Bar
 from lazyscope.tangent.gram import Pairing, accumulate
 from lazyscope.tangent.group import Group, alike, by_parameter, whole
 from lazyscope.tangent.group import by_layer as with_biases
+from lazyscope.tangent.narrow import operations
 from lazyscope.tangent.readout import Readout
-from lazyscope.tangent.sample_graph import Features, SampleGraph, operations, size, value
+from lazyscope.tangent.sample_graph import Features, SampleGraph, size, value
 
 _AGREEMENT = {torch.float64: 1e-6, torch.float32: 2e-2}
 """Relative differences between two computations of a number that exceed rounding, including TF32; 0.2 otherwise."""

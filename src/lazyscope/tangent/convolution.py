@@ -1,4 +1,4 @@
-"""Convolutions with a faster input gradient on the CPU, and the input patches of a convolution."""
+"""Convolutions with a faster input gradient on the CPU, the input patches of a convolution, and bilinear layers."""
 
 from __future__ import annotations
 
@@ -94,3 +94,16 @@ def patches(
     places, dims = seen.shape[2 : 2 + len(taps)], len(taps)
     order = (0, *range(2, 2 + dims), 1, *range(2 + dims, 2 + 2 * dims))
     return seen.permute(order).reshape(len(x), places.numel(), x.shape[1], -1)
+
+
+def trilinear(
+    a: Tensor, b: Tensor, c: Tensor, at_a: list[int], at_b: list[int], at_c: list[int], sums: list[int], _: int = 1
+) -> Tensor:
+    """Sum a·b·c over the dimensions `sums`, after new dimensions have been inserted, as a bilinear layer does."""
+    for at in at_a:
+        a = a.unsqueeze(at)
+    for at in at_b:
+        b = b.unsqueeze(at)
+    for at in at_c:
+        c = c.unsqueeze(at)
+    return (a * b * c).sum(sums)

@@ -12,6 +12,9 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
+from lazyscope.model.increment import Captured
+from lazyscope.model.increment.attention import written_out
+
 aten = torch.ops.aten
 
 _ELEMENTWISE = {aten.add.Tensor, aten.sub.Tensor, aten.mul.Tensor, aten.div.Tensor}
@@ -23,6 +26,14 @@ _RESHAPES = {
     aten.squeeze.dims,
     aten.squeeze.default,
 }
+
+
+def operations(captured: Captured) -> fx.GraphModule:
+    """The traced graph in the operations of which a sample graph consists, with selections taken early."""
+    if "sample" not in captured.memo:
+        captured.memo["sample"] = narrowed(written_out(captured.module))
+    module: fx.GraphModule = captured.memo["sample"]
+    return module
 
 
 def narrowed(module: fx.GraphModule) -> fx.GraphModule:

@@ -72,25 +72,47 @@ def kernel_regression(
         [1.0, 0.0, 1.0]
     """
     n, _, k, _ = tiles.shape
-    y = as_target(y, torch.empty(0, dtype=torch.float64, device="cpu"))
-    if not y.is_floating_point() and y.ndim == 1 and k > 1:
-        check_classes(y, k)
-        y = one_hot(y.long(), k)
-    if y.shape[:2] != (n, k) or y.ndim > 3:
-        raise InputError(
-            f"The kernel has {n} points with {k} outputs, but the targets have shape {tuple(y.shape)}; pass targets of"
-            f" shape ({n}, {k}), or ({n}, {k}, m) for m sets."
-        )
-    if not bool(y.isfinite().all()):
-        raise InputError("The targets contain NaN or infinite values; clean them first.")
+    sets = as_outputs(y, n, k, sets=True)
     if not 0 < ridge < float("inf"):
         raise InputError(f"The ridge is {ridge}; pass a positive, finite number, such as 1e-3.")
-    targets = y.detach().to("cpu", torch.float64).reshape(n, k, -1)
+    targets = sets.to("cpu").reshape(n, k, -1)
     mean = targets.mean(0)
     shift = float(ridge) * tiles.trace / (n * k)
     centred = (targets - mean).reshape(n * k, -1)
     solution = conjugate_gradients(tiles.matrix, centred, shift=shift, tolerance=tolerance, iterations=iterations)
-    return Regression(tiles, solution, mean, float(ridge), y.ndim == 2)
+    return Regression(tiles, solution, mean, float(ridge), sets.ndim == 2)
+
+
+def as_outputs(y: Target, n: int, k: int, *, sets: bool = False) -> Float64[Tensor, "n k *sets"]:
+    """Convert targets of a regression to the outputs that they stand for.
+
+    Args:
+        y: The targets as a tensor, an array or a nested list of numbers. Integers of shape (n,) are class indices if
+            the model has several outputs, and stand for one-hot rows.
+        n: The number of points.
+        k: The number of outputs of the model.
+        sets: Whether several sets of targets may be given, as a third dimension.
+
+    Returns:
+        The outputs in float64, of shape (n, k), or (n, k, m) for m sets.
+
+    Raises:
+        InputError: If the shape does not fit, or the targets are not finite.
+    """
+    y = as_target(y, torch.empty(0, dtype=torch.float64, device="cpu"))
+    if not y.is_floating_point() and y.ndim == 1 and k > 1:
+        check_classes(y, k)
+        y = one_hot(y.long(), k)
+    if y.shape == (n,) and k == 1:
+        y = y[:, None]
+    if y.shape[:2] != (n, k) or y.ndim > (3 if sets else 2):
+        raise InputError(
+            f"There are {n} points with {k} outputs, but the targets have shape {tuple(y.shape)}; pass targets of shape"
+            f" ({n}, {k})" + (f", or ({n}, {k}, m) for m sets." if sets else ".")
+        )
+    if not bool(y.isfinite().all()):
+        raise InputError("The targets contain NaN or infinite values; clean them first.")
+    return y.detach().to(torch.float64)
 
 
 @final

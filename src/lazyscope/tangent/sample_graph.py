@@ -22,28 +22,13 @@ from lazyscope._typing import Inputs
 from lazyscope.ambient import derivatives
 from lazyscope.errors import ModelError
 from lazyscope.model.base import Model, flatten
-from lazyscope.model.increment import Captured
-from lazyscope.model.increment.attention import written_out
 from lazyscope.model.increment.base import FINE
 from lazyscope.model.increment.watch import stop
 from lazyscope.model.inputs import Samples
-from lazyscope.tangent.convolution import convolution
-from lazyscope.tangent.narrow import narrowed
+from lazyscope.tangent.convolution import convolution, trilinear
+from lazyscope.tangent.narrow import operations
 
 aten = torch.ops.aten
-
-
-def trilinear(
-    a: Tensor, b: Tensor, c: Tensor, at_a: list[int], at_b: list[int], at_c: list[int], sums: list[int], _: int = 1
-) -> Tensor:
-    """Sum a·b·c over the dimensions `sums`, after new dimensions have been inserted, as a bilinear layer does."""
-    for at in at_a:
-        a = a.unsqueeze(at)
-    for at in at_b:
-        b = b.unsqueeze(at)
-    for at in at_c:
-        c = c.unsqueeze(at)
-    return (a * b * c).sum(sums)
 
 
 REPLACED: dict[Any, Callable[..., Any]] = {
@@ -294,14 +279,6 @@ class SampleGraph:
         wide = [leaf.double() if leaf.is_floating_point() else leaf for leaf in leaves]
         found = self._exact.at_sites(wide)
         return tuple(each.to(value(node).dtype) for each, node in zip(found, self.outputs, strict=True))
-
-
-def operations(captured: Captured) -> fx.GraphModule:
-    """The traced graph in the operations that a sample graph consists of, with selections taken early."""
-    if "sample" not in captured.memo:
-        captured.memo["sample"] = narrowed(written_out(captured.module))
-    module: fx.GraphModule = captured.memo["sample"]
-    return module
 
 
 def call(node: fx.Node, values: dict[fx.Node, Any], instead: Callable[..., Any] | None = None) -> Any:

@@ -1,4 +1,4 @@
-"""The (x, Δ) arithmetic: increments of networks that never cancel."""
+"""Increments of networks, computed with pairs (x₀, Δ) so that no digits are lost to cancellation."""
 
 from lazyscope.model.increment.base import Pair, Scale
 from lazyscope.model.increment.capture import Captured, capture

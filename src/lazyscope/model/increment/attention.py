@@ -1,10 +1,10 @@
-"""Increments of softmax attention without matrices of all queries by all keys.
+"""Increments of softmax attention, computed without storing a matrix of all queries by all keys.
 
-The formulas are in `attention_blocks`, and as kernels in `triton_attention`. The derivative of Δo is that of attention
-itself at the current point: q, k and v there are kept, and p is computed again.
+The formulas are in `attention_blocks`, and the GPU kernels in `triton_attention`. The derivative of Δo is the
+derivative of attention at the current point: the current q, k and v are saved, and p is computed again.
 
-In a traced graph attention is one node, `attention`, which calls torch's fused kernels; `written_out` gives it in core
-operations to those who look inside.
+A traced graph contains attention as one node, `attention`, which calls torch's fused kernels. `written_out` replaces
+the node by core operations, for code that works on the individual operations.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ traced_attention = torch.library.custom_op(
     mutates_args=(),
     schema="(Tensor q, Tensor k, Tensor v, Tensor? mask, bool causal, float? factor, bool grouped) -> Tensor",
 )
-"""Attention as one operation, so that a trace records it as one node."""
+"""Softmax attention as a custom operation, so that a trace records it as one node."""
 
 
 @traced_attention.register_fake
@@ -57,7 +57,10 @@ def _pull_back(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
 def pulled_back(
     grad: Tensor, q: Tensor, k: Tensor, v: Tensor, mask: Any, causal: bool, factor: float, biased: bool
 ) -> tuple[Any, ...]:
-    """The gradients in q, k, v and, where it is wanted, a bias; by torch's fused kernels where they have them."""
+    """Compute the gradients of attention with respect to q, k, v and, if `biased`, the bias.
+
+    torch's fused kernels are used unless the bias needs a gradient, gradients are recorded or a transform is active.
+    """
     if biased or torch.is_grad_enabled() or in_transform():
         *found, bias = gradients(grad, q, k, v, mask, causal, factor)
         return *found, bias if biased else None
@@ -79,7 +82,7 @@ def attention(
     factor: float | None = None,
     grouped: bool = False,
 ) -> Tensor:
-    """Softmax attention: the node of a traced graph, which can be differentiated as often as one likes."""
+    """Compute softmax attention. Traced graphs call this function, which can be differentiated any number of times."""
     if torch.compiler.is_compiling():
         return _plain(q, k, v, mask, causal, factor, grouped)
     if in_transform():
@@ -98,7 +101,7 @@ def replacement(
     scale: float | None = None,
     enable_gqa: bool = False,
 ) -> Tensor:
-    """What `F.scaled_dot_product_attention` becomes while a forward is traced."""
+    """Compute attention in place of `F.scaled_dot_product_attention` while a forward is traced."""
     if dropout_p > 0.0 or in_transform() or not query.is_floating_point() or query.dim() < 3:
         return F.scaled_dot_product_attention(
             query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa
@@ -108,7 +111,7 @@ def replacement(
 
 
 def named(graph: fx.Graph) -> None:
-    """Let the nodes of a trace call `attention`, which chooses its kernels when it runs."""
+    """Make the attention nodes of a trace call `attention`, which chooses its kernels when it runs."""
     for node in graph.nodes:
         if node.op == "call_function" and node.target is torch.ops.lazyscope.attention.default:
             node.target = attention
@@ -116,7 +119,7 @@ def named(graph: fx.Graph) -> None:
 
 
 def written_out(module: fx.GraphModule) -> fx.GraphModule:
-    """The same graph with attention in core operations."""
+    """Return the same graph with attention written in core operations."""
     if not any(node.target is attention for node in module.graph.nodes):
         return module
     graph, copied, known = fx.Graph(), dict[fx.Node, fx.Node](), dict[Any, fx.Graph]()
@@ -143,7 +146,7 @@ def written_out(module: fx.GraphModule) -> fx.GraphModule:
 
 
 def _in_parts(tensors: list[fx.Node], rest: tuple[Any, ...]) -> fx.Graph:
-    """The graph of one attention in core operations."""
+    """Trace one attention node in core operations."""
 
     def parts(*given: Any) -> Tensor:
         (q, k, v, mask), (causal, factor) = (*given, None)[:4], (*rest, False, None)[:2]
@@ -154,7 +157,7 @@ def _in_parts(tensors: list[fx.Node], rest: tuple[Any, ...]) -> fx.Graph:
 
 # ── the rule ───────────────────────────────────────────────────────────────────────────────────────────────────────
 class _Attention(torch.autograd.Function):
-    """Δ of attention; the derivative is that of attention at the current point."""
+    """The increment Δ of attention. Its derivative is the derivative of attention at the current point."""
 
     generate_vmap_rule = True
 
@@ -190,7 +193,7 @@ class _Attention(torch.autograd.Function):
 
 
 class _StreamedAttention(torch.autograd.Function):
-    """The same by kernels of our own, with the level of each query beside Δ."""
+    """The same increment, computed by Triton kernels, which also return the current λ = logsumexp(s) of each query."""
 
     @staticmethod
     def forward(*inputs: Any) -> tuple[Tensor, Tensor]:

@@ -1,11 +1,11 @@
-"""Softmax attention and its increments in plain torch, by blocks of queries.
+"""Softmax attention and its increments in plain torch, computed for one block of queries at a time.
 
 With scores s = f·qkᵀ + bias, p = softmax(s) and o = pv, let λ = logsumexp(s) and Λ = α(λ - λ₀). Then
 
     Δs = f(Δq·k₀ᵀ + q·Δkᵀ) + Δbias,    Δp = p₀·α·expm1(ε(Δs - Λ)),    Δo = Δp·v + p₀·Δv ,
 
-in which no two close numbers are subtracted, for steps of any size. Two sums over the keys give a row of Δo, so that
-a block of queries is all that is ever held.
+where the index 0 denotes values at the initialisation. No two close numbers are subtracted, for steps of any size. A
+row of Δo needs only two sums over the keys, so the scores of only one block of queries are stored at a time.
 """
 
 from __future__ import annotations
@@ -20,25 +20,25 @@ from lazyscope.model.increment.base import in_transform
 
 
 def default_factor(factor: float | None, q: Tensor) -> float:
-    """The factor of the scores: 1/√d unless one is given."""
+    """Return the factor of the scores, which is 1/√d if `factor` is None."""
     return 1.0 / math.sqrt(q.shape[-1]) if factor is None else float(factor)
 
 
 def in_parts(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, causal: bool, factor: float | None) -> Tensor:
-    """Attention in core operations, all at once."""
+    """Compute attention in core operations, for all queries at once."""
     k, v = _shared(q, k), _shared(q, v)
     return _attended(_scores(q, k, mask, causal, default_factor(factor, q), 0), mask) @ v
 
 
 def _shared(q: Tensor, k: Tensor) -> Tensor:
-    """Keys or values for each head of the queries."""
+    """Repeat keys or values that several heads share, so that there is one for each head of the queries."""
     if q.dim() < 3 or k.shape[-3] in (1, q.shape[-3]):
         return k
     return k.repeat_interleave(q.shape[-3] // k.shape[-3], -3)
 
 
 def _scores(q: Tensor, k: Tensor, mask: Tensor | None, causal: bool, factor: float, first: int) -> Tensor:
-    """The scores of queries from number `first` on; -∞ where a key is hidden."""
+    """Compute the scores of a block of queries that starts at index `first`. They are -∞ where a key is hidden."""
     scores = (q * factor) @ k.transpose(-1, -2)
     if mask is not None:
         scores = scores.masked_fill(~mask, -math.inf) if mask.dtype == torch.bool else scores + mask
@@ -53,14 +53,17 @@ def _later(q: Tensor, k: Tensor, first: int) -> Tensor:
 
 
 def _hidden(mask: Tensor | None) -> Tensor | None:
-    """The queries that see no key, by the mask alone: a comparison of scores, which move, would look like a kink."""
-    if mask is None:  # a causal query sees the first key, and torch takes no mask beside it
+    """Find the queries for which the mask hides all keys.
+
+    The scores are not used, because they depend on the parameters and a comparison of them would count as a kink.
+    """
+    if mask is None:  # a causal query always sees the first key, and torch allows no mask in addition
         return None
     return ~mask.any(-1, True) if mask.dtype == torch.bool else mask.amax(-1, keepdim=True) == -math.inf
 
 
 def _attended(scores: Tensor, mask: Tensor | None) -> Tensor:
-    """Softmax over keys; zero where all are hidden, as in torch."""
+    """Compute the softmax over the keys. It is zero for queries for which all keys are hidden, as in torch."""
     hidden = _hidden(mask)
     if hidden is None:
         return torch.softmax(scores, -1)
@@ -68,11 +71,11 @@ def _attended(scores: Tensor, mask: Tensor | None) -> Tensor:
 
 
 _BUDGET = 2**18
-"""Scores that are held at once."""
+"""The largest number of scores that are stored at once."""
 
 
 def _blocks(q: Tensor, k: Tensor) -> list[tuple[int, int]]:
-    """First and last query of each block."""
+    """Return the start and the end of each block of queries."""
     each = max(1, _BUDGET // max(1, math.prod(q.shape[:-2]) * k.shape[-2]))
     count = q.shape[-2]
     return [(i, min(i + each, count)) for i in range(0, count, each)]
@@ -87,11 +90,11 @@ def increment(
     causal: bool,
     factor: float,
 ) -> Tensor:
-    """Δo from (q₀, Δq, q), (k₀, Δk), (v, Δv) and (bias₀, Δbias), where v is current."""
+    """Compute Δo from (q₀, Δq, q), (k₀, Δk), (v, Δv) and (bias₀, Δbias), where q and v are the current values."""
     (q0, dq, now), (k0, dk), (v1, dv) = q, (_shared(q[0], t) for t in k), (_shared(q[0], t) for t in v)
     out = []
     for first, last in _blocks(q0, k0):
-        rows, seen = slice(first, last), slice(0, last if causal else None)  # later keys are hidden from all of these
+        rows, seen = slice(first, last), slice(0, last if causal else None)  # causal queries do not see later keys
         key, scaled = k0[..., seen, :].transpose(-1, -2), now[..., rows, :] * factor
         mask = _part(bias[0], rows, seen)
         scores = _scores(q0[..., rows, :], k0[..., seen, :], mask, causal, factor, first)
@@ -106,7 +109,7 @@ def increment(
 
 
 def _part(bias: Any, rows: slice, columns: slice) -> Any:
-    """The part of a mask or a bias that belongs to a block."""
+    """Return the part of a mask or a bias that belongs to a block."""
     if bias is None:
         return None
     bias = bias if bias.shape[-2] == 1 else bias[..., rows, :]
@@ -114,13 +117,13 @@ def _part(bias: Any, rows: slice, columns: slice) -> Any:
 
 
 def _moved_softmax(scores: Tensor, moved: Tensor, mask: Tensor | None, epsilon: Any) -> tuple[Tensor, Tensor]:
-    """p₀ and Δp."""
+    """Compute p₀ and Δp from the scores s₀ and their increments Δs."""
     p = _attended(scores, mask)
     if not isinstance(epsilon, Tensor) and epsilon < _NOTHING:
         return p, p * (moved - (p * moved).sum(-1, keepdim=True))
     step = moved * epsilon
     if not in_transform() and float(step.abs().max()) <= 1.0:
-        growth = torch.expm1(step) / epsilon  # for small steps Δp = p₀(e - S)/(1 + εS), e = α·expm1(εΔs), S = Σ p₀e
+        growth = torch.expm1(step) / epsilon  # small steps: Δp = p₀(e - S)/(1 + εS), e = α·expm1(εΔs), S = Σ p₀e
         total = (p * growth).sum(-1, keepdim=True)
         return p, p * (growth - total) / (1.0 + epsilon * total)
     level, level_now = (_level(each) for each in (scores, scores + step))
@@ -136,7 +139,7 @@ def _moved_softmax(scores: Tensor, moved: Tensor, mask: Tensor | None, epsilon: 
 
 
 _NOTHING = 1e-20
-"""An ε of which all powers are below the rounding of the terms without it."""
+"""For smaller ε, all terms with a factor ε are below the rounding error of the other terms."""
 
 
 def _level(scores: Tensor) -> Tensor:
@@ -145,14 +148,14 @@ def _level(scores: Tensor) -> Tensor:
 
 
 def _falling(step: Tensor) -> Tensor:
-    """(1 - exp(-t))/t for t ≥ 0."""
+    """Compute (1 - exp(-t))/t for t ≥ 0."""
     return torch.where(step == 0, 1.0, -torch.expm1(-step) / step)
 
 
 def gradients(
     grad: Tensor, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, causal: bool, factor: float
 ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
-    """The gradients of attention in q, k, v and a bias, block by block."""
+    """Compute the gradients of attention with respect to q, k, v and a bias, for one block of queries at a time."""
     keys, values = _shared(q, k), _shared(q, v)
     biased = mask is not None and mask.dtype != torch.bool
     dq, dbias = [], []
@@ -177,7 +180,7 @@ def gradients(
 
 
 def _gathered(grad: Tensor, like: Tensor) -> Tensor:
-    """The gradient of keys or values that several heads share."""
+    """Sum the gradient of keys or values over the heads that share them."""
     if grad.dim() >= 3 and grad.shape[-3] != like.shape[-3] and like.shape[-3] != 1:
         grad = grad.unflatten(-3, (like.shape[-3], -1)).sum(-3)
     return grad.sum_to_size(like.shape)

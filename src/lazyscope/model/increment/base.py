@@ -1,8 +1,11 @@
-"""Pairs (x₀, Δ) with Δ = α(x - x₀): what flows through a scaled network instead of x.
+"""Pairs (x₀, Δ) with Δ = α(x - x₀), on which a scaled network operates instead of x.
 
-A rule gives the Δ of an operation's output from the pairs of its arguments, never subtracting two close numbers, so
-that float32 serves every α. It is written with ε = 1/α; at ε = 0 it becomes the JVP, so the lazy limit is a number,
-not a second code path. Rules are plain differentiable torch: autograd, `vmap` and `torch.compile` see nothing special.
+A rule computes the Δ of an operation's output from the pairs of its arguments. It never subtracts two close numbers, so
+float32 is sufficient for every α. Rules are written in terms of ε = 1/α. At ε = 0 a rule computes the Jacobian-vector
+product (JVP) of the operation, so the lazy limit α = ∞ needs no separate code. Rules consist of differentiable torch
+operations and work with autograd, `vmap` and `torch.compile`.
+
+An argument or a value is said to move if it depends on the trainable parameters.
 """
 
 from __future__ import annotations
@@ -17,11 +20,14 @@ from torch import Tensor
 from torch._functorch.utils import unwrap_dead_wrappers
 
 Number: TypeAlias = float | int
-"""Spelt out, as a run-time type checker does not take an int for a float."""
+"""A real number. The int is explicit because run-time type checkers do not accept an int as a float."""
 
 
 def big(dtype: torch.dtype) -> float:
-    """Stands for infinity where ∞ - ∞ would arise: far above any Δ, and far enough below the overflow."""
+    """Return a number that replaces infinity where ∞ - ∞ would arise.
+
+    It is far larger than any Δ, and small enough that sums of a few such numbers do not overflow.
+    """
     return min(1e30, torch.finfo(dtype).max / 16)
 
 
@@ -31,7 +37,7 @@ class Scale:
 
     Args:
         alpha: The scale α, a float or a zero-dimensional tensor (one per member under `vmap`).
-        epsilon: The inverse scale ε = 1/α, of the same kind.
+        epsilon: The inverse scale ε = 1/α, of the same type.
     """
 
     alpha: Any
@@ -50,7 +56,7 @@ class Scale:
         return cls(alpha, 1.0 / alpha)
 
     def times(self, gap: Tensor) -> Tensor:
-        """Compute α·gap, kept finite: 0·∞ is 0, and ±∞ are replaced by large numbers.
+        """Compute α·gap with finite results: 0·∞ counts as 0, and ±∞ are replaced by large finite numbers.
 
         Args:
             gap: A difference of two values.
@@ -63,7 +69,7 @@ class Scale:
 
 
 class Pair(NamedTuple):
-    """A quantity: its value x₀ at the initialisation and its scaled increment Δ = α(x - x₀)."""
+    """A quantity x, represented by its value x₀ at the initialisation and its scaled increment Δ = α(x - x₀)."""
 
     base: Tensor
     delta: Tensor
@@ -81,15 +87,15 @@ class Pair(NamedTuple):
         return step
 
     def current(self, scale: Scale) -> Tensor:
-        """Compute the present value x = x₀ + εΔ, which is rounded.
+        """Compute the current value x = x₀ + εΔ, up to rounding.
 
-        At ε = 0 it is x₀ itself, so that nothing is copied or kept twice.
+        At ε = 0, this is x₀ itself rather than a copy, so that it is not stored twice.
 
         Args:
             scale: The scale.
 
         Returns:
-            The value.
+            The current value.
         """
         base, delta, epsilon = self.base, self.delta, scale.epsilon
         if isinstance(epsilon, Tensor):
@@ -100,36 +106,36 @@ class Pair(NamedTuple):
 
 
 class Choice(NamedTuple):
-    """An integer or a truth value that depends on the parameters: its value at the initialisation and at present."""
+    """Integers or truth values that depend on the parameters, at the initialisation and at the current weights."""
 
     base: Tensor
     now: Tensor
 
 
 def current(scale: Scale, a: Any) -> Any:
-    """The present value of a pair or a choice; anything else as it is."""
+    """Return the current value of a pair or a choice, and anything else unchanged."""
     return a.current(scale) if isinstance(a, Pair) else a.now if isinstance(a, Choice) else a
 
 
 Rule = Callable[..., Any]
-"""`rule(scale, base_out, *args, **kwargs) -> Δ of the output(s)`, with a `Pair` for each argument that moves."""
+"""A function `rule(scale, base_out, *args, **kwargs)` that returns Δ of the outputs. Arguments that move are pairs."""
 
 RULES: dict[Any, Rule] = {}
-"""Operation → rule."""
+"""The rule of each operation."""
 
 FINE: set[Any] = set()
-"""Operations with kinks or jumps: near a kink α multiplies the rounding of x₀, so their rules get x₀ in float64 when
-the base program runs in float64."""
+"""Operations with kinks or jumps. Near a kink, α multiplies the rounding error of x₀, so the rules of these operations
+receive x₀ in float64 if the base program runs in float64."""
 
 LINEAR: set[Any] = set()
-"""Operations jointly linear in their tensor arguments: Δ(op(x, …)) = op(Δx, …), constants becoming zeros."""
+"""Operations that are jointly linear in their tensor arguments: Δ(op(x, …)) = op(Δx, …), with zeros for constants."""
 
 COMPLEX: set[Any] = set()
-"""Operations whose rules hold for complex numbers too; those in `LINEAR` do."""
+"""Operations whose rules also hold for complex numbers. All operations in `LINEAR` support complex numbers as well."""
 
 
 def rule(*names: str) -> Callable[[Rule], Rule]:
-    """Register a rule for operations named as in `torch.ops.aten`, all overloads unless one is named."""
+    """Register a rule for operations of `torch.ops.aten`, by name. Without an overload, a name means all overloads."""
 
     def register(function: Rule) -> Rule:
         for op in operations(*names):
@@ -140,7 +146,7 @@ def rule(*names: str) -> Callable[[Rule], Rule]:
 
 
 def fine_rule(*names: str) -> Callable[[Rule], Rule]:
-    """Register a rule that takes x₀ in float64 beside Δ in the working precision."""
+    """Register a rule that takes x₀ in float64 and Δ in the working precision. Its result is cast to the latter."""
 
     def register(function: Rule) -> Rule:
         @functools.wraps(function)
@@ -158,7 +164,7 @@ def fine_rule(*names: str) -> Callable[[Rule], Rule]:
 
 
 def in_precision(a: Any, dtype: torch.dtype | None) -> Any:
-    """Numbers in the precision of `dtype`: complex ones stay complex, and real ones real."""
+    """Cast a tensor to the precision of `dtype`. Complex tensors stay complex, and real tensors stay real."""
     if dtype is None or not isinstance(a, Tensor) or not (a.is_floating_point() or a.is_complex()):
         return a
     real, paired = _PRECISIONS.get(dtype, (dtype, torch.complex64))
@@ -170,11 +176,14 @@ _PRECISIONS = {
     for real, paired in ((torch.float64, torch.complex128), (torch.float32, torch.complex64))
     for each in (real, paired)
 }
-"""Real and complex dtypes of one precision; spelt out, since `dtype.to_real()` cannot be compiled."""
+"""The real and the complex dtype of the same precision. `dtype.to_real()` is not used because it cannot be compiled."""
 
 
 def operations(*names: str) -> list[Any]:
-    """The overloads behind names such as `"mul"` or `"pow.Tensor_Scalar"`; names unknown to this torch are left out."""
+    """Return the overloads that are meant by names such as `"mul"` or `"pow.Tensor_Scalar"`.
+
+    Names that do not exist in the installed version of torch are left out.
+    """
     found: list[Any] = []
     for name in names:
         packet_name, _, overload = name.partition(".")
@@ -189,20 +198,20 @@ def operations(*names: str) -> list[Any]:
 CONSTANT = frozenset(
     operations(*"zeros_like ones_like full_like empty_like new_zeros new_ones new_full new_empty rand_like".split())
 )
-"""Operations that look at the shape of their argument only."""
+"""Operations whose result depends only on the shape of their argument."""
 
 
 STEPS = frozenset(operations(*"sign floor ceil round trunc floor_divide div.Tensor_mode div.Scalar_mode".split()))
-"""Piecewise constant functions with values in floating point."""
+"""Piecewise constant functions that return floating-point numbers."""
 
 
 def base_of(value: Any) -> Any:
-    """x₀ of a pair; anything else as it is."""
+    """Return x₀ of a pair, and anything else unchanged."""
     return value.base if isinstance(value, Pair) else value
 
 
 def add(a: Any, b: Any) -> Any:
-    """The pair of a + b, where either may be a constant."""
+    """Return the pair of a + b. Either a or b may be a constant."""
     if isinstance(a, Pair) and isinstance(b, Pair):
         return Pair(a.base + b.base, a.delta + b.delta)
     if isinstance(a, Pair):
@@ -214,12 +223,12 @@ def add(a: Any, b: Any) -> Any:
 
 
 def negative(a: Any) -> Any:
-    """The pair of -a."""
+    """Return the pair of -a."""
     return Pair(-a.base, -a.delta) if isinstance(a, Pair) else -a
 
 
 class _Times(torch.autograd.Function):
-    """Δ of a·b: its derivative is that of a·b at the current point, which is all that is kept."""
+    """The increment Δ of a·b. Its derivative is that of a·b at the current point, so only this point is saved."""
 
     generate_vmap_rule = True
 
@@ -243,7 +252,7 @@ class _Times(torch.autograd.Function):
 
 
 def times_delta(scale: Scale, a: Any, b: Any) -> Tensor:
-    """Δ(ab) = Δa·b + a₀·Δb (elementwise), with b at its current value; a or b may be a constant."""
+    """Compute Δ(ab) = Δa·b + a₀·Δb elementwise, with b at its current value. Either a or b may be a constant."""
     if isinstance(a, Pair) and isinstance(b, Pair):
         now = a.current(scale), b.current(scale)
         if len({a.base.dtype, a.delta.dtype, b.delta.dtype}) > 1:
@@ -254,24 +263,24 @@ def times_delta(scale: Scale, a: Any, b: Any) -> Tensor:
 
 
 def times(scale: Scale, a: Any, b: Any) -> Any:
-    """The pair of a·b (elementwise)."""
+    """Return the pair of the elementwise product a·b."""
     if isinstance(a, Pair) or isinstance(b, Pair):
         return Pair(base_of(a) * base_of(b), times_delta(scale, a, b))
     return a * b
 
 
 def linear_map(a: Any, function: Callable[[Tensor], Tensor]) -> Any:
-    """The pair of a linear function of a."""
+    """Return the pair of a linear function of a."""
     return Pair(function(a.base), function(a.delta)) if isinstance(a, Pair) else function(a)
 
 
 def in_transform() -> bool:
-    """Whether a transform of `torch.func` (vmap, jvp) or the compiler is at work: each needs plain torch operations."""
+    """Check whether a `torch.func` transform (vmap, jvp) or the compiler is active; both need plain operations."""
     return torch.compiler.is_compiling() or torch._C._functorch.peek_interpreter_stack() is not None
 
 
 def applied(function: type[torch.autograd.Function], *args: Any) -> Any:
-    """`function.apply(*args)` without torch's check of the arguments, which takes longer than many of the rules."""
+    """Call `function.apply(*args)` without torch's argument check, which takes longer than many of the rules."""
     if in_transform():
         return function.apply(*args)
     plain: Any = super(torch.autograd.Function, function)

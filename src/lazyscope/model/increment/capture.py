@@ -1,16 +1,17 @@
-"""A forward as a graph of torch's core operations, with what it looked at on the way.
+"""A forward as a graph of torch's core operations, with the conditions under which the graph is valid.
 
-The forward runs once on real tensors while `make_fx` records it below autograd, free of mutation
-(`FunctionalTensorMode`), so that in-place code, views, composite modules and derivatives inside the forward all arrive
-as the same hundred operations. Three things that a plain trace would lose are kept:
+The forward runs once on real tensors while `make_fx` records it below autograd and without mutation
+(`FunctionalTensorMode`). In-place code, views, composite modules and derivatives inside the forward are therefore all
+recorded in terms of the same hundred or so operations. Three things that a plain trace would lose are kept:
 
-- Values that Python read (`if mask.all()`, `.item()`, shapes of `nonzero`) and that do not depend on the parameters
-  become guards: the graph is valid for inputs on which they come out the same.
-- Choices that depend on the parameters (which experts are used) are frozen as constants of the graph and named, so that
-  the caller can trace again where they change. Branches on other values that move with the parameters are refused.
+- Values that Python reads (`if mask.all()`, `.item()`, shapes of `nonzero`) and that do not depend on the parameters
+  become guards: the graph is valid for inputs that give the same values.
+- Choices that depend on the parameters, such as which experts are used, become constants of the graph. The graph is
+  marked, so that the caller can trace again if they change. Branches on other values that depend on the parameters are
+  refused.
 - Places where autograd stops a derivative (`detach`, `no_grad`, `.data`) become explicit `stop` nodes.
 
-Every graph is then compared with the forward itself: its value and the gradient that autograd gives.
+Each graph is then compared with the forward itself, in its value and in the gradient that autograd computes.
 
 Longer than 350 lines because all arguments are documented.
 """
@@ -40,22 +41,22 @@ from lazyscope.model.increment.undecided import tie, values_of
 from lazyscope.model.increment.watch import Reading, Watch, stop
 
 _LOCK = threading.RLock()
-"""`make_fx` patches global state of torch while it traces: one trace at a time."""
+"""A lock that allows one trace at a time, because `make_fx` patches global state of torch while it traces."""
 
 
 @dataclass(frozen=True)
 class Guard:
-    """What Python read of the inputs while the forward was traced, and how to compute it again."""
+    """The values that Python read while the forward was traced, and a program that computes them again."""
 
     program: fx.GraphModule
     expected: tuple[Any, ...]
 
     def holds(self, leaves: Sequence[Tensor]) -> bool:
-        """Whether the forward would read the same values of these leaves."""
+        """Check whether the forward would read the same values for these leaves."""
         try:
             with torch.no_grad():
                 found = self.program(*leaves)
-        except (RuntimeError, IndexError):  # an earlier value differs, so that a later one cannot be computed
+        except (RuntimeError, IndexError):  # an earlier value differs, so a later one cannot be computed
             return False
         return all(_same(a, b) for a, b in zip(found, self.expected, strict=True))
 
@@ -65,12 +66,13 @@ class Captured:
     """A traced forward.
 
     Attributes:
-        module: The graph, with a placeholder for each leaf.
-        guard: What must come out the same for the graph to be valid; None where nothing was read.
-        chosen: Whether choices that depend on the parameters are frozen in the graph.
-        choices: The fingerprint of those choices.
-        memo: What was made from the graph, by name.
-        tie: Where a choice is undecided at the values of the trace, so that no derivative exists; "" elsewhere.
+        module: The graph, with one placeholder for each leaf.
+        guard: The values that must be the same for the graph to be valid. It is None if no values were read.
+        chosen: Whether choices that depend on the parameters are constants of the graph.
+        choices: The fingerprint of these choices.
+        memo: Objects that were built from the graph, by name.
+        tie: An error message if a choice is undecided at the values of the trace, so that no derivative exists there.
+            Otherwise, it is empty.
     """
 
     module: fx.GraphModule
@@ -86,7 +88,7 @@ class Captured:
         return self.guard is None and not self.chosen
 
     def check_limit(self) -> None:
-        """Refuse a derivative at a point where a choice is undecided."""
+        """Raise an error if a choice is undecided at the values of the trace, where no derivative exists."""
         if self.tie:
             raise ModelError(self.tie)
 
@@ -98,20 +100,21 @@ def capture(
     state: int,
     decompositions: dict[Any, Callable[..., Any]] | None = None,
 ) -> Captured:
-    """The graph of `function(*leaves)`.
+    """Trace `function(*leaves)` into a graph.
 
     Args:
-        function: The forward, of all leaves in order.
-        leaves: Parameters that move, then parameters that do not and buffers, then inputs.
-        moving: How many leaves are parameters that move.
-        state: How many leaves are not inputs.
-        decompositions: How to write operations in terms of others; by default those without an increment rule.
+        function: The forward as a function of all leaves, in order.
+        leaves: The trainable parameters, then the fixed parameters and the buffers, then the inputs.
+        moving: The number of leaves that are trainable parameters.
+        state: The number of leaves that are not inputs.
+        decompositions: Functions that write operations in terms of others. By default, operations without an increment
+            rule are decomposed.
 
     Returns:
-        The graph, with what it depends on.
+        The graph, with the conditions under which it is valid.
     """
     with torch.inference_mode(False):
-        # Copies where they were made in that mode: autograd does not follow those.
+        # Leaves that were created in inference mode are copied, because autograd does not record operations on them.
         return _captured(function, [ordinary(leaf).detach() for leaf in leaves], moving, state, decompositions)
 
 
@@ -130,7 +133,7 @@ def _captured(
         module = _traced(watch.watching(function), start, table)
         readings = watch.readings(module.graph)
         _insert_stops(module.graph, watch.stopped)
-        if any(_mutates(node) for node in module.graph.nodes):  # composite kernels mutate their own temporaries
+        if any(_mutates(node) for node in module.graph.nodes):  # composite kernels may change temporaries in place
             module, readings = _again(module, start, table, moving, readings)
     _refuse_noise(module.graph)
     guard = _guard(module, readings, start)
@@ -153,18 +156,21 @@ def _traced(function: Callable[..., Any], leaves: Sequence[Tensor], table: dict[
             module: fx.GraphModule = traced(*leaves)
     except LazyscopeError:
         raise
-    except Exception as error:  # whatever torch meets in a user's forward
+    except Exception as error:  # torch may raise any error in a user's forward
         reason = " ".join(str(error).split("\n")[:1])
         raise ModelError(
-            f"The model's forward cannot be followed operation by operation ({type(error).__name__}: {reason}); replace"
-            " what it names by plain torch operations."
+            f"The model's forward cannot be traced operation by operation ({type(error).__name__}: {reason}); replace"
+            " the operation that this message names by plain torch operations."
         ) from error
     return module
 
 
 @contextlib.contextmanager
 def _light_metadata() -> Iterator[None]:
-    """Shapes and dtypes of a trace as expanded scalars: torch makes a fake mode for each, for half of the time."""
+    """Store the shapes and dtypes of a trace as expanded scalars.
+
+    By default, torch creates a fake mode for each of them, which takes half of the tracing time.
+    """
     own = proxy_tensor.extract_val
 
     def light(value: Any, *args: Any, **kwargs: Any) -> Any:
@@ -184,11 +190,11 @@ def _light_metadata() -> Iterator[None]:
 def _again(
     module: fx.GraphModule, leaves: Sequence[Tensor], table: dict[Any, Any], moving: int, readings: list[Reading]
 ) -> tuple[fx.GraphModule, list[Reading]]:
-    """A second trace, of the graph of the first."""
+    """Trace the graph of the first trace again, which removes the in-place changes of temporaries."""
     if readings:
         raise ModelError(
-            "The model's forward reads values of tensors and uses an operation that changes its own temporaries, which"
-            " cannot be followed together; replace that operation (a fused recurrent layer, for instance)."
+            "The model's forward reads values of tensors and also uses an operation that changes its own temporaries,"
+            " and this combination cannot be traced; replace that operation (for example, a fused recurrent layer)."
         )
     watch = Watch(moving)
     second = _traced(watch.watching(module), leaves, table)
@@ -198,7 +204,7 @@ def _again(
 
 @functools.cache
 def _decompositions() -> dict[Any, Callable[..., Any]]:
-    """How torch writes an operation in terms of others, for those without a rule."""
+    """Return the decompositions of operations without a rule into other operations."""
     table = torch._decomp.core_aten_decompositions()
     return {**{op: form for op, form in table.items() if op not in RULES and op not in LINEAR}, **DECOMPOSED}
 
@@ -212,7 +218,7 @@ def _insert_stops(graph: fx.Graph, stopped: set[fx.Node]) -> None:
             barrier.meta = dict(node.meta)
             node.replace_all_uses_with(barrier, delete_user_cb=lambda user, barrier=barrier: user is not barrier)
     for node in list(graph.nodes):
-        if node.target is torch.ops.aten.detach.default:  # where nothing is stopped, autograd only saves a value
+        if node.target is torch.ops.aten.detach.default:  # the remaining ones only save values for autograd
             node.replace_all_uses_with(node.args[0])
             graph.erase_node(node)
 
@@ -247,7 +253,10 @@ def _same(a: Any, b: Any) -> bool:
 
 
 def _freeze(module: fx.GraphModule, readings: list[Reading], leaves: Sequence[Tensor]) -> bool:
-    """Turn the results of moving operations of dynamic shape into constants."""
+    """Replace results whose shapes depend on the parameters by constants.
+
+    Return whether the forward uses any value or shape that depends on the parameters.
+    """
     moving = [reading for reading in readings if reading.moves]
     dynamic = {reading.node for reading in moving if reading.shape_only}
     if dynamic:
@@ -265,7 +274,7 @@ def _freeze(module: fx.GraphModule, readings: list[Reading], leaves: Sequence[Te
     return bool(moving)
 
 
-# ── what a graph must not do ───────────────────────────────────────────────────────────────────────────────────────
+# ── checks and clean-up ────────────────────────────────────────────────────────────────────────────────────────────
 def _mutates(node: fx.Node) -> bool:
     return isinstance(node.target, torch._ops.OpOverload) and node.target._schema.is_mutable
 
@@ -280,7 +289,10 @@ def _refuse_noise(graph: fx.Graph) -> None:
 
 
 def _drop_copies(graph: fx.Graph) -> None:
-    """copy(a, b) is b where both are alike; derivatives inside a forward leave many, and vmap has no rule for them."""
+    """Replace copy(a, b) by b if both have the same shape, dtype and device.
+
+    Derivatives inside a forward leave many such copies, and `vmap` has no rule for them.
+    """
     for node in list(graph.nodes):
         if node.target is torch.ops.aten.copy.default:
             there, source = (each.meta.get("val") if isinstance(each, fx.Node) else None for each in node.args[:2])
@@ -290,7 +302,7 @@ def _drop_copies(graph: fx.Graph) -> None:
 
 
 def _end_with_operation(graph: fx.Graph) -> None:
-    """An output that is a leaf or a constant becomes a copy of it, so that it is always an operation."""
+    """Replace an output that is a leaf or a constant by a copy, so that the output is always an operation."""
     end = next(node for node in graph.nodes if node.op == "output")
     result = end.args[0]
     if isinstance(result, fx.Node) and result.op != "call_function":
@@ -304,21 +316,21 @@ def _alike(a: Tensor, b: Tensor) -> bool:
     return a.shape == b.shape and a.dtype == b.dtype and a.device == b.device
 
 
-# ── the graph against the forward ──────────────────────────────────────────────────────────────────────────────────
+# ── comparison of the graph with the forward ───────────────────────────────────────────────────────────────────────
 _TOLERANCE = {torch.float64: 1e-6, torch.float32: 1e-2}
-"""Relative differences that rounding does not reach, of kinks and of casts inside the model too; 0.2 for others."""
+"""The relative tolerance by dtype, which rounding does not exceed even with kinks and casts. The default is 0.2."""
 
 
 def _verify(module: fx.GraphModule, function: Callable[..., Tensor], leaves: Sequence[Tensor], moving: int) -> None:
-    """Compare a graph with its forward: the value, and the gradient of a random combination of outputs."""
-    # In this thread: a thread of autograd's own would warn that it has no CUDA context yet.
+    """Compare the values of a graph and of its forward, and the gradients of a random combination of the outputs."""
+    # The backward passes run in this thread, because a new thread of autograd would warn that it has no CUDA context.
     here = torch.autograd.set_multithreading_enabled(False)
     with here, torch.enable_grad(), torch.autocast(leaves[0].device.type, enabled=False):
         ours, theirs = (_slope(each, leaves, moving) for each in (module, function))
     if ours is None or theirs is None or not all(bool(each.isfinite().all()) for each in theirs):
-        return  # outputs that are not finite, not a tensor or without parameters are refused with a better reason
+        return  # other checks raise clearer errors for outputs that are not finite, not tensors or without parameters
     (value, slope), weights = theirs, _flat([w.detach() for w in leaves[:moving]])
-    # What cancels (a symmetrised net starts at zero) has the rounding of its terms, whose size these are.
+    # If large terms cancel, as in a symmetrised network at w₀, their rounding errors remain. `terms` are their sizes.
     terms = [float((slope * weights).abs().sum()), _largest(value) / max(_largest(weights), 1e-300)]
     for mine, true, size in zip(ours, theirs, terms, strict=True):
         rounding = 1e3 * torch.finfo(true.dtype).eps * size
@@ -326,9 +338,9 @@ def _verify(module: fx.GraphModule, function: Callable[..., Tensor], leaves: Seq
         if not gap <= _TOLERANCE.get(true.dtype, 0.2) * _largest(true) + rounding:
             check_finite(mine, "The traced forward")
             raise ModelError(
-                "The derivative that autograd gives for this model is not that of its forward (a custom"
-                " autograd.Function, a gradient hook, or a change in place under no_grad), so its tangent is not"
-                " defined; write that operation with torch's own, and stop gradients with detach()."
+                "The derivative that autograd computes for this model is not the derivative of its forward (because of"
+                " a custom autograd.Function, a gradient hook, or an in-place change under no_grad), so its tangent is"
+                " not defined; write that operation in terms of torch operations, and stop gradients with detach()."
             )
 
 
@@ -336,11 +348,11 @@ def _slope(function: Callable[..., Any], leaves: Sequence[Tensor], moving: int) 
     out = function(*leaves)
     if not isinstance(out, Tensor) or not out.is_floating_point() or not out.requires_grad:
         return None
-    random = torch.Generator(out.device).manual_seed(0)  # drawn on a CPU, logits of a vocabulary would take seconds
+    random = torch.Generator(out.device).manual_seed(0)  # on the device, as a CPU takes seconds for large outputs
     weights = torch.randn(out.shape, generator=random, dtype=out.dtype, device=out.device)
     try:
         gradients = torch.autograd.grad(out, leaves[:moving], weights, allow_unused=True)
-    except RuntimeError:  # autograd cannot differentiate what was changed in place; the graph changes nothing in place
+    except RuntimeError:  # autograd cannot differentiate after an in-place change; the graph contains none
         return None
     present = [torch.zeros_like(w) if g is None else _dense(g) for g, w in zip(gradients, leaves, strict=False)]
     return out.detach(), _flat(present)

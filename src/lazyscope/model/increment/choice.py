@@ -1,11 +1,11 @@
-"""Increments where integers and truth values depend on the parameters: routing, masks, sorting.
+"""Increments of models in which integers or truth values depend on the parameters, as in routing, masking and sorting.
 
-A choice c is evaluated at the present weights, and an operation f(x, c) that follows it has the increment
+A choice c is evaluated at the current weights, and an operation f(x, c) that depends on it has the increment
 
-    Δf = α(f(x, c) - f(x₀, c)) + α(f(x₀, c) - f(x₀, c₀)) :
+    Δf = α(f(x, c) - f(x₀, c)) + α(f(x₀, c) - f(x₀, c₀)) .
 
-that of f with the choice held at its present value, and a jump that is exactly zero wherever the choice did not change.
-At α = ∞ choices are those at w₀.
+The first term is the increment of f with the choice fixed at its current value. The second term is a jump, which is
+exactly zero wherever the choice has not changed. At α = ∞, the choices are those at w₀.
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ from lazyscope.model.increment.fallback import rule_of
 
 
 def stopped(scale: Scale, a: Pair) -> Tensor:
-    """Δ of a value whose derivative is stopped: it moves, but no gradient follows; at α = ∞ it is zero."""
+    """Compute Δ of a value whose derivative is stopped. It has no gradient, and is zero at α = ∞."""
     if isinstance(scale.alpha, Tensor):
         return torch.where(scale.alpha.isinf(), torch.zeros_like(a.delta), a.delta.detach())
     return torch.zeros_like(a.delta) if math.isinf(scale.alpha) else a.delta.detach()
 
 
 class Present(nn.Module):
-    """What a forward chooses at w, from a plain evaluation in float64 there.
+    """The choices of a forward at w, from a plain evaluation at w in float64.
 
-    x₀ + εΔ would not do: what is exactly zero there (the output of a ReLU, of a mask) would be zero up to rounding, and
-    on which side of zero it falls is what is being asked.
+    The values x₀ + εΔ cannot be used instead. A value that is exactly zero at w, such as the output of a ReLU or of a
+    mask, would be zero only up to rounding, and a choice may depend on its sign.
     """
 
     def __init__(self, forward: nn.Module) -> None:
@@ -50,15 +50,16 @@ class Present(nn.Module):
 
 
 def jumped(dtype: torch.dtype, scale: Scale, before: Tensor, now: Tensor) -> Tensor:
-    """Δ of a piecewise constant function: a jump where a step was crossed, else zero."""
+    """Compute Δ of a piecewise constant function, which is a jump where a step was crossed and zero elsewhere."""
     jump: Tensor = in_precision(_jump(scale, now, before), dtype)
     return jump
 
 
 def followed(op: Callable[..., Any], dtypes: Any, scale: Scale, out: Any, *args: Any, **kwargs: Any) -> Any:
-    """Δ of an operation that has choices among its arguments.
+    """Compute Δ of an operation that has choices among its arguments.
 
-    Values at w₀ may come in float64; the increment has the dtype of the others, or of `dtypes` where there are none.
+    Values at w₀ may be in float64. The result has the dtype of the increments of the arguments, or `dtypes` if there
+    are none.
     """
     held = _mapped(lambda a: a.now if isinstance(a, Choice) else a, args, kwargs)
     with torch.no_grad():
@@ -106,7 +107,7 @@ def _jump(scale: Scale, now: Any, before: Any) -> Any:
         return now
     if now.is_complex():
         return torch.view_as_complex(scale.times(torch.view_as_real((now - before).resolve_conj()).contiguous()))
-    return scale.times(torch.where(now == before, 0.0, now - before))  # ∞ - ∞ where nothing changed is no jump
+    return scale.times(torch.where(now == before, 0.0, now - before))  # equal infinite values give no jump
 
 
 def _is_moving(a: Any) -> bool:
@@ -118,7 +119,10 @@ def _mapped(function: Callable[[Any], Any], args: Any, kwargs: Any) -> Any:
 
 
 def _ranked(name: str, *, kept: bool) -> None:
-    """Operations that give values and the places where they stood: sorting and its kin."""
+    """Register the rule of an operation that returns values and their indices, such as sorting.
+
+    `kept` states whether the results keep the dimension along which the operation works.
+    """
     packet = getattr(torch.ops.aten, name.partition(".")[0], None)
     if packet is None or name.partition(".")[2] not in packet.overloads():
         return

@@ -1,4 +1,4 @@
-"""What a forward decides: a fingerprint of every choice that it makes by looking at values."""
+"""A fingerprint of all choices that a forward makes by reading values."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from lazyscope.model.increment.watch import DYNAMIC
 
 _MASKED = frozenset("index index_put index_put_ masked_select masked_scatter".split())
-"""Operations that look at the values of boolean arguments."""
+"""Operations that read the values of boolean arguments."""
 
 
 def digest(forward: Callable[[], Any]) -> bytes:
-    """The fingerprint of all values that `forward()` reads and of all shapes that depend on values."""
+    """Compute a fingerprint of all values that `forward()` reads and of all shapes that depend on values."""
     seen = hashlib.sha256()
     with torch.no_grad(), _Readers(seen), _Shapes(seen):
         forward()
@@ -27,7 +27,7 @@ def digest(forward: Callable[[], Any]) -> bytes:
 
 
 def reads(forward: Callable[[], Any]) -> bool:
-    """Whether `forward()` reads values at all."""
+    """Check whether `forward()` reads any values."""
     return digest(forward) != hashlib.sha256().digest()
 
 
@@ -66,6 +66,6 @@ class _Readers(TorchFunctionMode):
         self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         out = func(*args, **(kwargs or {}))
-        if getattr(func, "__name__", "") in ("numpy", "__array__", "tolist"):  # these do not pass the dispatcher
+        if getattr(func, "__name__", "") in ("numpy", "__array__", "tolist"):  # these bypass the dispatcher
             _add(self._seen, args[0])
         return out

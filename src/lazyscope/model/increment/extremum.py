@@ -1,7 +1,8 @@
-"""Increments of maxima: max-pooling, reductions by maximum or minimum.
+"""Increments of maxima and minima: max-pooling, and reductions by maximum or minimum.
 
-max(x) - max(x₀) is the largest of Δᵢ - α(M₀ - x₀ᵢ), M₀ = max(x₀): the gaps M₀ - x₀ᵢ are formed before α enters, so
-nothing cancels. The winner is found without gradient, and Δ is then read off at its place.
+The increment of max(x) is the largest of Δᵢ - α(M₀ - x₀ᵢ), where M₀ = max(x₀). The gaps M₀ - x₀ᵢ are computed before
+the multiplication by α, so nothing cancels. The index of the largest entry is found without gradients, and Δ is then
+taken at this index.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from lazyscope.model.increment.base import Pair, Scale, fine_rule, negative
 
 
 def along(scale: Scale, a: Pair, dim: int, keepdim: bool) -> Tensor:
-    """Δ of the maximum along one dimension."""
+    """Compute Δ of the maximum along one dimension."""
     with torch.no_grad():
         gap = scale.times(a.base.amax(dim, keepdim=True) - a.base).to(a.delta.dtype)
         winner = (a.delta - gap).argmax(dim, keepdim=True)
@@ -70,7 +71,7 @@ def _pool(
     best0 = out[0]
     size = a.base.shape[-rank:]
     with torch.no_grad():
-        # One slice of the padded map for each place in the window: views, so no window is ever copied.
+        # Take one slice of the padded input for each place in the window. Slices are views, so no window is copied.
         ends = [
             (o - 1) * s + (k - 1) * d + 1
             for o, s, k, d in zip(best0.shape[-rank:], stride, kernel, dilation, strict=True)
@@ -115,7 +116,7 @@ for _rank in (2, 3):
 
 @fine_rule("adaptive_max_pool2d.default", "adaptive_max_pool3d.default")
 def _adaptive_max_pool(scale: Scale, out: Any, a: Pair, size: Any) -> tuple[Tensor, None]:
-    # torch's windows: from floor(i·n/o) to ceil((i+1)·n/o)
+    # In torch, the windows reach from floor(i·n/o) to ceil((i+1)·n/o).
     rank = len(size)
     rows = []
     for cell in itertools.product(*(range(o) for o in size)):

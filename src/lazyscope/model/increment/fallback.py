@@ -1,4 +1,4 @@
-"""Increments of operations without a rule: a float64 difference of that operation alone."""
+"""Increments of operations without a rule, computed as a float64 difference of that operation alone."""
 
 from __future__ import annotations
 
@@ -17,18 +17,21 @@ from lazyscope.model.increment.base import COMPLEX, RULES, Pair, Rule, Scale, ap
 
 
 class FallbackWarning(UserWarning):
-    """An operation of the model is computed as a float64 difference: correct, and slower than a rule."""
+    """A warning that an operation of the model is computed as a float64 difference.
+
+    The result is correct, but the computation is slower than with an increment rule.
+    """
 
 
 def rule_of(op: Any, on_complex: bool) -> Rule:
-    """The rule of an operation, or its float64 difference."""
+    """Return the rule of an operation, or its float64 difference if it has no rule."""
     if op in RULES and (op in COMPLEX or not on_complex):
         return RULES[op]
     return functools.partial(difference, op)
 
 
 def difference(op: Any, scale: Scale, out: Any, *args: Any, **kwargs: Any) -> Any:
-    """Δ = α(op(x₀ + εΔ) - op(x₀)) in float64; at α = ∞ the JVP of the operation."""
+    """Compute Δ = α(op(x₀ + εΔ) - op(x₀)) in float64. At α = ∞, this is the JVP of the operation."""
     leaves, spec = pytree.tree_flatten((args, kwargs), is_leaf=lambda a: isinstance(a, Pair))
     moving = [i for i, leaf in enumerate(leaves) if isinstance(leaf, Pair)]
     base = [_wide(leaf.base if isinstance(leaf, Pair) else leaf) for leaf in leaves]
@@ -52,21 +55,24 @@ def difference(op: Any, scale: Scale, out: Any, *args: Any, **kwargs: Any) -> An
         return pytree.tree_map(lambda a, b: scale.alpha * (a - b), now, evaluate(*start))
 
     try:
-        if isinstance(scale.alpha, Tensor):  # one α for each member, some of them perhaps infinite
+        if isinstance(scale.alpha, Tensor):  # one α for each member of an ensemble; some may be infinite
             lazy = scale.alpha.isinf()
             change = pytree.tree_map(lambda j, q: torch.where(lazy, j, q), derivative(), quotient())
         else:
             change = _pushed(evaluate, start, delta) if math.isinf(scale.alpha) else quotient()
     except (RuntimeError, NotImplementedError) as error:
         raise OperationError(
-            f"{op} has neither an increment rule nor a float64 form ({str(error).splitlines()[0]}); replace it in the"
-            " model's forward by differentiable torch operations."
+            f"{op} has no increment rule, and its float64 difference cannot be computed"
+            f" ({str(error).splitlines()[0]}); replace it in the model's forward by differentiable torch operations."
         ) from error
     return pytree.tree_map(lambda o, c: c.to(o.dtype) if o.is_floating_point() or o.is_complex() else None, out, change)
 
 
 def _pushed(evaluate: Callable[..., Any], start: tuple[Tensor, ...], delta: list[Tensor]) -> Any:
-    """Jδ whose derivative in δ is Jᵀ itself: differentiating a forward derivative loses eigenvectors (0/0)."""
+    """Compute Jδ such that its derivative with respect to δ is exactly Jᵀ.
+
+    Differentiating a forward-mode derivative instead gives 0/0 for eigenvectors.
+    """
     results, spec = pytree.tree_flatten(evaluate(*start))
     kept = [i for i, out in enumerate(results) if out.is_floating_point() or out.is_complex()]
 
@@ -82,7 +88,7 @@ def _pushed(evaluate: Callable[..., Any], start: tuple[Tensor, ...], delta: list
 
 
 class _Push(torch.autograd.Function):
-    """δ ↦ Jδ for the J of a function at a point."""
+    """The map δ ↦ Jδ, where J is the Jacobian of a function at a point."""
 
     @staticmethod
     def forward(ctx: Any, function: Callable[..., Any], start: tuple[Tensor, ...], *delta: Tensor) -> Any:
@@ -90,7 +96,7 @@ class _Push(torch.autograd.Function):
         try:
             with forward_mode:
                 return torch.func.jvp(function, start, delta)[1]
-        except (RuntimeError, NotImplementedError):  # no forward derivative: u ↦ Jᵀu is linear, and its transpose is J
+        except (RuntimeError, NotImplementedError):  # without forward mode: u ↦ Jᵀu is linear, and its transpose is J
             zero = tuple(torch.zeros_like(out) for out in function(*start))
             return torch.func.vjp(lambda u: torch.func.vjp(function, *start)[1](u), zero)[1](delta)[0]
 

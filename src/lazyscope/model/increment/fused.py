@@ -1,6 +1,7 @@
-"""Which kernels of our own run instead of chains of torch operations: on GPUs with Triton, outside of transforms.
+"""Selection of lazyscope's own Triton kernels, which replace chains of torch operations on GPUs.
 
-`torch.func` and `torch.compile` see plain torch operations; the compiler fuses those itself.
+Under `torch.func` and `torch.compile`, plain torch operations are used, which the compiler fuses itself. Attention is
+an exception: its kernels are also used in compiled code.
 """
 
 from __future__ import annotations
@@ -23,12 +24,12 @@ HAS_TRITON = importlib.util.find_spec("triton") is not None
 
 @functools.cache
 def _supported() -> bool:
-    """Whether the GPU is one that Triton supports."""
+    """Check whether Triton supports the GPU."""
     return torch.cuda.get_device_capability() >= (8, 0)
 
 
 def on_gpu(*tensors: Tensor | None) -> bool:
-    """Whether all tensors can be given to kernels of our own."""
+    """Check whether the Triton kernels accept all of the tensors."""
     for each in tensors:
         if each is not None and not (each.is_cuda and each.dtype in _DTYPES):
             return False
@@ -36,7 +37,7 @@ def on_gpu(*tensors: Tensor | None) -> bool:
 
 
 def streams(*tensors: Tensor) -> bool:
-    """Whether attention among these (queries first) is computed by kernels of our own: compiled, too."""
+    """Check whether Triton kernels compute the attention of these tensors (queries first), also in compiled code."""
     if not on_gpu(*tensors) or any(t.dim() != 4 or t.shape[0] != tensors[0].shape[0] for t in tensors):
         return False
     if any(t.shape[-1] > 128 or t.dtype != tensors[0].dtype or t.numel() == 0 for t in tensors):
@@ -45,18 +46,18 @@ def streams(*tensors: Tensor) -> bool:
 
 
 def register_kernels() -> None:
-    """Make the kernels of attention known to torch, where there is a GPU for them."""
+    """Register the attention kernels with torch, if there is a GPU that supports them."""
     if HAS_TRITON and torch.cuda.is_available() and _supported():
         importlib.import_module("lazyscope.model.increment.triton_attention")
 
 
 def fusible(name: str, *tensors: Tensor) -> bool:
-    """Whether a named smooth function of these tensors has a kernel."""
+    """Check whether there is a kernel for a named smooth function of these tensors."""
     return name in _KINDS and on_gpu(*tensors) and tensors[0].numel() > 0 and not in_transform()
 
 
 def _alike(*tensors: Tensor) -> list[Tensor]:
-    """The tensors with one layout in memory, without gaps."""
+    """Return the tensors with the same dense memory layout, copying them if necessary."""
     first = tensors[0]
     dense = first.is_contiguous() or (first.dim() == 4 and first.is_contiguous(memory_format=torch.channels_last))
     if dense and all(t.stride() == first.stride() for t in tensors):
@@ -65,7 +66,7 @@ def _alike(*tensors: Tensor) -> list[Tensor]:
 
 
 def fused_increment(name: str, base: Tensor, delta: Tensor, epsilon: float) -> Tensor:
-    """Δ·φ[x₀, x₀ + εΔ]."""
+    """Compute Δ·φ[x₀, x₀ + εΔ] for a named smooth function φ."""
     from lazyscope.model.increment import triton_pointwise
 
     base, delta = _alike(base, delta)
@@ -75,7 +76,10 @@ def fused_increment(name: str, base: Tensor, delta: Tensor, epsilon: float) -> T
 def fused_layer_norm(
     base: Tensor, delta: Tensor, weight: tuple[Any, Any, Any], shift: Any, size: int, offset: float, epsilon: float
 ) -> Tensor:
-    """Δ of a layer norm over rows of `size` numbers; `weight` is its start, its increment and its current value."""
+    """Compute Δ of a layer norm over rows of `size` numbers.
+
+    `weight` contains the initial weight, its increment and its current value.
+    """
     from lazyscope.model.increment import triton_pointwise
 
     return triton_pointwise.layer_norm(

@@ -1,4 +1,4 @@
-"""Increments of functions with kinks: everything is built from max(x, 0)."""
+"""Increments of functions with kinks. All of them are built from max(x, 0)."""
 
 from __future__ import annotations
 
@@ -23,10 +23,11 @@ from lazyscope.model.increment.smooth import apply
 
 
 def relu(scale: Scale, a: Any) -> Any:
-    """The pair of max(x, 0): Δ = max(Δ, n) - max(n, 0) with n = -αx₀.
+    """Return the pair of max(x, 0), with the increment max(Δ, n) - max(n, 0) where n = -αx₀.
 
-    For x₀ > 0 it is max(Δ, -αx₀), else max(Δ + αx₀, 0), each with one rounding. The strict comparison gives torch's
-    derivative 0 at 0; at α = ∞ a big n cancels exactly, and 0·∞ counts as +big for the same reason.
+    For x₀ > 0, the increment is max(Δ, -αx₀), and otherwise max(Δ + αx₀, 0), each with one rounding error. The strict
+    comparison gives the derivative 0 at 0, as in torch. At α = ∞, n is a large number that cancels exactly, and for the
+    same reason 0·∞ counts as a large positive number.
     """
     if not isinstance(a, Pair):
         return torch.relu(a)
@@ -34,25 +35,25 @@ def relu(scale: Scale, a: Any) -> Any:
 
 
 def relu_delta(scale: Scale, a: Pair) -> Tensor:
-    """Δ of max(x, 0)."""
+    """Compute Δ of max(x, 0)."""
     barrier = kink_barrier(scale, a.base, a.delta.dtype)
     return torch.where(a.delta > barrier, a.delta, barrier) - barrier.clamp(min=0.0)
 
 
 def kink_barrier(scale: Scale, base: Tensor, dtype: torch.dtype) -> Tensor:
-    """n = -αx₀, kept finite; rounded after the product."""
+    """Compute n = -αx₀ and round it to `dtype`, with infinite values replaced by large finite ones."""
     with torch.no_grad():
         bound = big(dtype)
         return torch.nan_to_num((-scale.alpha * base).to(dtype), nan=bound, posinf=bound, neginf=-bound)
 
 
 def scaled(a: Any, factor: Number) -> Any:
-    """The pair of factor·a."""
+    """Return the pair of factor·a."""
     return Pair(a.base * factor, a.delta * factor) if isinstance(a, Pair) else a * factor
 
 
 def clamp(scale: Scale, a: Any, low: Any = None, high: Any = None) -> Any:
-    """min(max(x, low), high) = low + relu(x - low) - relu(x - high)."""
+    """Return the pair of min(max(x, low), high) = low + relu(x - low) - relu(x - high)."""
     if low is not None:
         a = add(relu(scale, add(a, negative(low))), low)
     if high is not None:

@@ -1,4 +1,4 @@
-"""Increments of linear operations, and of choices between them: what is linear applies to Δ as it is."""
+"""Increments of linear operations, which are applied to Δ unchanged, and of selections between tensors by a mask."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from torch import Tensor
 
 from lazyscope.model.increment.base import COMPLEX, LINEAR, Number, Pair, Scale, operations, rule
 
-# Operations whose numeric arguments are shapes, indices or weights, never values added to the result.
+# The numeric arguments of these operations are shapes, indices or weights, and are never added to the result.
 LINEAR.update(
     operations(
         *"""reshape _reshape_alias permute transpose t expand squeeze unsqueeze select slice
@@ -56,7 +56,7 @@ def _signed_sum(out: Tensor, a: Any, b: Any, factor: Number) -> Any:
 
 @rule("view.default", "_unsafe_view.default")
 def _view(scale: Scale, out: Tensor, a: Pair, shape: list[int]) -> Tensor:
-    return a.delta.reshape(out.shape)  # Δ may lie otherwise in memory than its base, of which a view was possible
+    return a.delta.reshape(out.shape)  # Δ may have a different memory layout from its base, so a view may be impossible
 
 
 @rule("copy.default")
@@ -81,7 +81,7 @@ def _where(scale: Scale, _: Tensor, mask: Tensor, a: Any, b: Any) -> Tensor:
 
 
 def choose(mask: Tensor, a: Any, b: Any) -> Tensor:
-    """Δ of a where the mask holds, else of b."""
+    """Compute Δ of a where the mask is true, and Δ of b elsewhere."""
     like = next(t for t in (a, b) if isinstance(t, Pair)).delta
     da, db = (t.delta if isinstance(t, Pair) else torch.zeros((), dtype=like.dtype, device=like.device) for t in (a, b))
     return torch.where(mask, da, db)

@@ -1,4 +1,4 @@
-"""Increments of normalisations: softmax and its kin, layer, group and batch normalisation, variances."""
+"""Increments of softmax and related functions, of layer, group and batch normalisation, and of variances."""
 
 from __future__ import annotations
 
@@ -27,7 +27,10 @@ from lazyscope.model.increment.smooth import apply, quotient, small_step
 
 
 def _exponential_sums(scale: Scale, probabilities: Tensor, a: Pair, dim: int) -> tuple[Tensor, Tensor, Tensor]:
-    """eᵢ = Δᵢ·expm1(δᵢ)/δᵢ = α·expm1(δᵢ), S = Σ p₀ⱼeⱼ, for steps clamped to where this form is used; and where not."""
+    """Compute eᵢ = Δᵢ·expm1(δᵢ)/δᵢ = α·expm1(δᵢ) and S = Σ p₀ⱼeⱼ for small steps δ.
+
+    Steps are clamped to the range in which this form is used. The third result is true where a step is outside it.
+    """
     step = a.step(scale)
     bound = small_step(step.dtype)
     far = (step.abs() > bound).any(dim, keepdim=True)
@@ -37,7 +40,7 @@ def _exponential_sums(scale: Scale, probabilities: Tensor, a: Pair, dim: int) ->
 
 
 class _Softmax(torch.autograd.Function):
-    """Δ of a softmax or of its logarithm; the derivative is that at the current point, which is all that is kept."""
+    """The increment Δ of a softmax or log-softmax. Its derivative depends only on the current point, which is saved."""
 
     generate_vmap_rule = True
 
@@ -63,7 +66,7 @@ class _Softmax(torch.autograd.Function):
 
 
 def _softmax_delta(scale: Scale, out: Tensor, a: Pair, dim: int) -> Tensor:
-    # p - p₀ = p₀(eᵢ - S)/(1 + S), eᵢ = expm1(δᵢ), S = Σ p₀e; a large step takes the plain difference.
+    # p - p₀ = p₀(eᵢ - S)/(1 + S) with eᵢ = expm1(δᵢ) and S = Σ p₀e. Large steps use the plain difference.
     growth, total, far = _exponential_sums(scale, out, a, dim)
     near = out * (growth - total) / (1.0 + scale.epsilon * torch.where(far, torch.zeros_like(total), total))
     return torch.where(far, _plain(scale, torch.softmax(_reached(scale, a, far), dim), out), near)
@@ -117,13 +120,13 @@ def _logsumexp(scale: Scale, out: Tensor, a: Pair, dim: Any, keepdim: bool = Fal
 
 
 def _log1p(scale: Scale, total: Tensor, far: Tensor) -> Tensor:
-    """α·log1p(S/α)."""
+    """Compute α·log1p(S/α)."""
     step = torch.where(far, torch.zeros_like(total), scale.epsilon * total)
     return total * quotient(torch.log1p(step), step, 1.0)
 
 
 def _reached(scale: Scale, a: Pair, far: Tensor) -> Tensor:
-    """The current point, where the step is large; elsewhere x₀, so that no gradient flows through the unused branch."""
+    """Return x where the step is large and x₀ elsewhere, so that no gradient flows through the unused branch."""
     return a.base + torch.where(far, a.step(scale), torch.zeros_like(a.base))
 
 
@@ -132,7 +135,7 @@ def _plain(scale: Scale, value: Tensor, base: Tensor) -> Tensor:
 
 
 def standardise(scale: Scale, a: Any, dims: list[int], eps: Number, correction: Number = 0.0) -> Any:
-    """The pair of (x - mean)/√(var + eps) over dims."""
+    """Return the pair of (x - mean)/√(var + eps), with the mean and the variance over `dims`."""
     centre = add(a, negative(linear_map(a, lambda t: t.mean(dims, keepdim=True))))
     return times(scale, centre, apply("rsqrt", scale, add(_variance(scale, centre, dims, True, correction), eps)))
 
@@ -151,7 +154,7 @@ def _affine(scale: Scale, a: Any, weight: Any, bias: Any, shape: tuple[int, ...]
 
 
 class _LayerNorm(torch.autograd.Function):
-    """Δ of a layer norm; the derivative is that at the current point, which is all that is kept."""
+    """The increment Δ of a layer norm. Its derivative depends only on the current point, which is saved."""
 
     generate_vmap_rule = True
 
@@ -192,7 +195,7 @@ class _LayerNorm(torch.autograd.Function):
 
 
 _LONGEST = 16384
-"""Rows that fit into the registers of one program on a GPU."""
+"""The length of the longest row that fits into the registers of one GPU program."""
 
 
 @rule("native_layer_norm.default")
@@ -212,7 +215,7 @@ def _layer_norm(
 
 
 def _widest(*tensors: Any) -> tuple[Any, ...]:
-    """Tensors in the widest of their dtypes: under autocast some are in half precision."""
+    """Cast the tensors to the widest of their dtypes. Under autocast, some of them are in half precision."""
     present = [t.dtype for t in tensors if t is not None]
     dtype = functools.reduce(torch.promote_types, present)
     return tensors if len(set(present)) == 1 else tuple(None if t is None else t.to(dtype) for t in tensors)
@@ -250,9 +253,8 @@ def _native_batch_norm(
     rest = (None,) * (len(out) - 1)
     if not training:
         return (_batch_norm(scale, a, w, b, mean, var, eps), *rest)
-    shape = _channels(
-        a
-    )  # statistics of what is given: instance normalisation, which torch writes with images as channels
+    # The statistics are those of the input: torch writes instance normalisation in this form, with images as channels.
+    shape = _channels(a)
     dims = [0, *range(2, len(shape))]
     if isinstance(a, Pair):
         normal = standardise(scale, a, dims, eps)

@@ -1,8 +1,8 @@
 """Increments of products: matrix products, convolutions, elementwise products and quotients.
 
 For a bilinear f, Δf(a, b) = f(Δa, b₀) + f(a, Δb) with a at its current value. Its derivative is that of f itself at the
-current point, so the backward pass of a scaled network costs no more than that of the plain one: the two heavy
-products have backward passes of their own here, since autograd would form f's weight gradient twice.
+current point, so the backward pass of a scaled network costs no more than that of the original network. Matrix products
+and convolutions define this backward pass explicitly, since autograd would compute the gradient of the weights twice.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from lazyscope.model.increment.smooth import apply
 
 
 class _MatrixProduct(torch.autograd.Function):
-    """Δ of a @ b for matrices or batches of matrices of equal batch, plus a shift."""
+    """The increment Δ of a @ b, plus a shift, for two matrices or two batches with the same batch shape."""
 
     generate_vmap_rule = True
 
@@ -50,13 +50,13 @@ class _MatrixProduct(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         (grad,) = grads
         a, b = ctx.saved_tensors
-        da = grad @ b.mH if ctx.needs_input_grad[0] else None  # of complex matrices, the adjoint
+        da = grad @ b.mH if ctx.needs_input_grad[0] else None  # the adjoint, for complex matrices
         db = a.mH @ grad if ctx.needs_input_grad[2] else None
         return da, None, db, grad.sum_to_size(ctx.shift) if ctx.needs_input_grad[3] else None, None, None
 
 
 class _Convolution(torch.autograd.Function):
-    """Δ of a convolution of any dimension."""
+    """The increment Δ of a convolution in any number of dimensions."""
 
     generate_vmap_rule = True
 
@@ -81,7 +81,7 @@ class _Convolution(torch.autograd.Function):
 
 
 def lowered(*tensors: Tensor | None) -> tuple[Any, ...]:
-    """Operands as autocast would cast them: inside of a function of our own it does not."""
+    """Cast operands as autocast would, because autocast is not active inside a custom autograd function."""
     first = next(t for t in tensors if t is not None)
     device = first.device.type
     if not torch.is_autocast_enabled(device) or first.dtype == torch.float64:
@@ -91,9 +91,9 @@ def lowered(*tensors: Tensor | None) -> tuple[Any, ...]:
 
 
 def matrix_product(scale: Scale, a: Any, b: Any, shift: Tensor | None = None) -> Tensor:
-    """Δ(a @ b) + shift."""
+    """Compute Δ(a @ b) + shift."""
     if isinstance(a, Pair) and isinstance(b, Pair):
-        # The current point is part of the graph, so that second derivatives see that it moves.
+        # The current point is part of the autograd graph, so that second derivatives account for its dependence on v.
         operands = lowered(a.delta, b.base, b.delta, shift, a.current(scale), b.current(scale))
         out: Tensor = applied(_MatrixProduct, *operands)
         return out
@@ -180,7 +180,7 @@ def _div(scale: Scale, _: Tensor, a: Any, b: Any) -> Any:
 def _trilinear(
     scale: Scale, _: Tensor, a: Any, b: Any, c: Any, new_a: Any, new_b: Any, new_c: Any, summed: Any, *__: Any
 ) -> Tensor:
-    """Σ a·b·c after each factor got its new dimensions: `nn.Bilinear`."""
+    """Compute Δ of Σ a·b·c, after new dimensions have been inserted into each factor, as `nn.Bilinear` does."""
 
     def spread(factor: Any, dims: list[int]) -> Any:
         for dim in dims:

@@ -1,8 +1,8 @@
-"""A model's forward as two programs: one for what happens at w₀, one for the increments.
+"""A model's forward as two programs: one for the values at w₀ and one for the increments.
 
-The forward is traced once for each shape of its inputs into a graph of torch's core operations (`capture`). From it we
-write a base program (x, w₀) ↦ values and an increment program (values, v, scale) ↦ Δ. The first does not depend on v: a
-flow on fixed data runs it once.
+The forward is traced once for each shape of its inputs into a graph of torch's core operations (`capture`). The graph
+is turned into a base program (x, w₀) ↦ values and an increment program (values, v, scale) ↦ Δ. The base program does
+not depend on v, so a flow on fixed data runs it only once.
 """
 
 from __future__ import annotations
@@ -27,28 +27,26 @@ from lazyscope.model.increment.repeated import again, compiled_alone, outlined, 
 from lazyscope.model.increment.watch import stop
 
 ROOMS = (attention, smooth, kink, product, extremum, normalise, linear, choice)
-"""The modules that fill the table of rules when they are imported."""
+"""The modules that add rules to the table when they are imported."""
 
 
 @dataclass(frozen=True)
 class Program:
-    """The two halves of a traced forward.
+    """The base program and the increment program of a traced forward.
 
     Args:
         base: A function of all leaves that returns the values at w₀ that the increments need, with h(w₀) last.
-        exact_base: The same function computed in float64, so that the kinks of ReLU and max-pooling are at the right
-            place: α times the rounding of x₀ is not small for large α. For models without kinks it is `base`. If
-            choices are frozen in the graph, its output stays in float64, because it is compared with that of other
-            choices.
-        increment: A function of the scale, of v (in the order of the moving leaves) and of those values. It returns
-            the increment α(h(w) - h(w₀)).
-        kinked: Whether an operation of the forward is not everywhere differentiable.
-        without_rule: The operations that have no increment rule, and are computed as float64 differences.
+        exact_base: The same function in float64, so that the kinks of ReLU and max-pooling are at the right place: α
+            times the rounding error of x₀ is not small for large α. For models without kinks, it is `base`. If the
+            graph contains choices, the output stays in float64, because it is compared with that of other choices.
+        increment: A function of the scale, of v (in the order of the trainable parameters) and of the values from the
+            base program. It returns the increment α(h(w) - h(w₀)).
         joint: A function of the scale, of v and of all leaves that returns h(w₀) and the increment. It goes through the
-            layers once, so that values at w₀ are held no longer than the next layers need them. With `checkpointed`,
-            repeated blocks are computed again in the backward pass; with `compiled`, they are compiled, once for all of
-            them. None for models that choose.
-        lone: The same function without h(w₀).
+            layers once and frees values at w₀ early. With `checkpointed`, repeated blocks are recomputed in the
+            backward pass; with `compiled`, they are compiled once. It is None if choices depend on the parameters.
+        lone: The same function without h(w₀) in its result.
+        kinked: Whether an operation of the forward (ReLU, max-pooling, sorting) is not differentiable everywhere.
+        without_rule: The operations that have no increment rule and are computed as float64 differences.
     """
 
     base: Callable[..., tuple[Any, ...]]
@@ -57,7 +55,6 @@ class Program:
     joint: Callable[..., tuple[Tensor, Tensor]] | None
     lone: Callable[..., Tensor] | None
     kinked: bool
-    """Whether some operation on the way (ReLU, max-pooling, sorting) is not everywhere differentiable."""
     without_rule: tuple[str, ...] = ()
 
 
@@ -66,11 +63,11 @@ def _moves(node: fx.Node, moving: set[fx.Node]) -> bool:
 
 
 def split(captured: Captured, count: int) -> Program:
-    """Split a captured forward into its two halves.
+    """Split a captured forward into a base program and an increment program.
 
     Args:
         captured: The captured forward.
-        count: The number of leaves that are parameters. They come first.
+        count: The number of leaves that are trainable parameters. They come first.
 
     Returns:
         The two programs.
@@ -91,9 +88,9 @@ def split(captured: Captured, count: int) -> Program:
 
 
 def _joint(module: fx.GraphModule, count: int) -> tuple[Callable[..., Any], Callable[..., Any]]:
-    """Values and increments in one program, and the same without h(w₀).
+    """Build one program for the values and the increments, and the same program without h(w₀) in its result.
 
-    Repeated parts are compiled once, or computed again in the backward pass, on request.
+    On request, repeated parts are compiled once or computed again in the backward pass.
     """
     flat = fx.GraphModule(module, _IncrementWriter(module.graph, count, joint=True).graph)
     inside, forgetful = outlined(flat, region, again)
@@ -101,7 +98,7 @@ def _joint(module: fx.GraphModule, count: int) -> tuple[Callable[..., Any], Call
 
 
 def _second(program: fx.GraphModule) -> fx.GraphModule:
-    """The same program with the second of its outputs alone."""
+    """Return the same program with only the second of its outputs."""
     graph = fx.Graph()
     graph.output(graph.graph_copy(program.graph, {})[1])  # type: ignore[index]
     graph.eliminate_dead_code()
@@ -133,7 +130,7 @@ def _run(flat: fx.GraphModule, inside: fx.GraphModule, forgetful: fx.GraphModule
 
 
 def _compiled(flat: fx.GraphModule, checkpointed: bool, options: dict[str, Any]) -> Callable[..., Any]:
-    """The program with its repeated part compiled; the whole program if it has none."""
+    """Compile the repeated part of a program, or the whole program if no part is repeated."""
 
     def wrap(part: fx.GraphModule) -> Callable[..., Any]:
         alone = compiled_alone(part, options)
@@ -144,7 +141,7 @@ def _compiled(flat: fx.GraphModule, checkpointed: bool, options: dict[str, Any])
 
 
 def _base(module: fx.GraphModule, needed: list[fx.Node]) -> fx.GraphModule:
-    """The traced forward, with the values that the increments need before its output."""
+    """Return the traced forward with additional outputs before its own: the values that the increments need."""
     copied: dict[fx.Node, fx.Node] = {}
     graph = fx.Graph()
     result = graph.graph_copy(module.graph, copied)
@@ -153,7 +150,7 @@ def _base(module: fx.GraphModule, needed: list[fx.Node]) -> fx.GraphModule:
 
 
 def _exact_base(module: fx.GraphModule, needed: list[tuple[fx.Node, bool]], fine_output: bool) -> fx.GraphModule:
-    """The same in float64; what is not wanted so finely is rounded at the end."""
+    """Return the same program in float64. Values that are not needed in float64 are rounded at the end."""
     graph, copied = _wide_copy(module)
     result = next(node for node in module.graph.nodes if node.op == "output").args[0]
     graph.output(
@@ -166,7 +163,7 @@ def _exact_base(module: fx.GraphModule, needed: list[tuple[fx.Node, bool]], fine
 
 
 def _present(module: fx.GraphModule, chosen: list[fx.Node]) -> fx.GraphModule:
-    """The values of some nodes, computed in float64: what the forward chooses at the weights that it is given."""
+    """Return a program that computes the choices of the forward, the nodes `chosen`, in float64 at given weights."""
     graph, copied = _wide_copy(module)
     graph.output(tuple(copied[node] for node in chosen))
     graph.eliminate_dead_code()
@@ -174,7 +171,7 @@ def _present(module: fx.GraphModule, chosen: list[fx.Node]) -> fx.GraphModule:
 
 
 def _wide_copy(module: fx.GraphModule) -> tuple[fx.Graph, dict[fx.Node, fx.Node]]:
-    """A traced forward in float64, without its output."""
+    """Return a traced forward in float64, without its output node."""
     copied: dict[fx.Node, fx.Node] = {}
     graph = fx.Graph()
     for node in module.graph.nodes:
@@ -188,7 +185,7 @@ def _wide_copy(module: fx.GraphModule) -> tuple[fx.Graph, dict[fx.Node, fx.Node]
 
 
 def widened(module: fx.GraphModule) -> fx.GraphModule:
-    """A traced forward that computes in float64 when it is given float64."""
+    """Return a copy of a traced forward that computes in float64 if its inputs are in float64."""
     wide = copy.deepcopy(module)
     for node in wide.graph.nodes:
         _compute_widely(node)
@@ -236,19 +233,19 @@ _PRESENT = "present"
 
 
 class _IncrementWriter:
-    """Writes the increment program beside a traced forward; `joint`, the values at w₀ with it."""
+    """A builder of the increment program of a traced forward. If `joint`, this program also computes values at w₀."""
 
     def __init__(self, source: fx.Graph, count: int, *, joint: bool = False) -> None:
         self.graph = fx.Graph()
         self._copied: dict[fx.Node, fx.Node] | None = {} if joint else None
-        self.needed: list[tuple[fx.Node, bool]] = []  # nodes whose values at w₀ are inputs here; whether in float64
+        self.needed: list[tuple[fx.Node, bool]] = []  # nodes whose values at w₀ are inputs, and whether in float64
         self.kinked = False
         self.without_rule: list[str] = []
-        self.chosen: list[fx.Node] = []  # nodes whose values at w are taken from a plain evaluation there
+        self.chosen: list[fx.Node] = []  # nodes whose values at w come from a plain evaluation at w
         self._leaves = [node for node in source.nodes if node.op == "placeholder"]
         self._present: fx.Node | None = None
         self._base: dict[tuple[fx.Node, bool], fx.Node] = {}
-        self._delta: dict[fx.Node, fx.Node] = {}  # Δ of a number, the present value of a choice
+        self._delta: dict[fx.Node, fx.Node] = {}  # Δ of a number, or the current value of a choice
         self._choices: set[fx.Node] = set()
         self._pair: dict[tuple[fx.Node, bool], fx.Node] = {}
         self._scale = self.graph.placeholder("scale")
@@ -289,13 +286,13 @@ class _IncrementWriter:
     def pair(self, node: fx.Node, fine: bool = False) -> fx.Node:
         if node not in self._delta:
             return self.base(node, fine)
-        if (node, fine) not in self._pair or self._copied is not None:  # of its own for each, so that none is shared
+        if (node, fine) not in self._pair or self._copied is not None:  # a joint program does not share pairs
             kind = Choice if node in self._choices else Pair
             self._pair[node, fine] = self.graph.call_function(kind, (self.base(node, fine), self._delta[node]))
         return self._pair[node, fine]
 
     def now(self, node: fx.Node) -> fx.Node:
-        """The value of a node at w, from one plain evaluation of the forward there."""
+        """Return the value of a node at w, from one plain evaluation of the forward at w."""
         self.kinked = True
         self.chosen.append(node)
         if self._present is None:
@@ -306,7 +303,7 @@ class _IncrementWriter:
         return self.graph.call_function(operator.getitem, (self._present, len(self.chosen) - 1))
 
     def linear(self, node: fx.Node) -> fx.Node:
-        """Δ of an argument of a linear operation: zero for constants, indices as they are."""
+        """Return Δ of an argument of a linear operation, which is zero for constants. Indices are not changed."""
         if node in self._delta:
             return self._delta[node]
         value = node.meta.get("val")
@@ -339,7 +336,7 @@ class _IncrementWriter:
             self.without_rule.append(str(target))
         if chosen:
             return call(choice.followed, (target, _dtypes(node), self._scale, self.base(node, fine), *args), kwargs)
-        if isinstance(rule, functools.partial):  # a graph cannot name it
+        if isinstance(rule, functools.partial):  # a graph cannot refer to a partial function by name
             return call(rule.func, (target, self._scale, self.base(node), *args), kwargs)
         return call(rule, (self._scale, self.base(node, fine), *args), kwargs)
 

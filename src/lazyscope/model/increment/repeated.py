@@ -1,7 +1,8 @@
-"""Repeated parts of a program, such as the blocks of a transformer, as one function that is called many times.
+"""Repeated parts of a program, such as the blocks of a transformer, as one function that is called several times.
 
-Parts with the same operations on the same shapes are found in the graph itself. As one function they are compiled once
-(`torch.compiler.nested_compile_region`), and each can be computed again in the backward pass instead of being kept.
+Parts with the same operations on the same shapes are found in the graph itself. As one function, they are compiled only
+once (`torch.compiler.nested_compile_region`). The values of each part can also be computed again in the backward pass
+instead of being saved.
 """
 
 from __future__ import annotations
@@ -21,12 +22,12 @@ from torch.utils.checkpoint import checkpoint
 from lazyscope.model.increment.base import Scale
 
 _SHORTEST = 8
-"""Operations that are worth a function of their own."""
+"""The smallest number of operations that are turned into a function."""
 
 
 @dataclass(frozen=True)
 class _Run:
-    """`count` parts of `length` nodes each, from place `start` on."""
+    """A sequence of `count` parts with `length` nodes each, starting at position `start`."""
 
     start: int
     length: int
@@ -34,7 +35,10 @@ class _Run:
 
 
 def outlined(program: fx.GraphModule, *wraps: Callable[[fx.GraphModule], Callable[..., Any]]) -> list[fx.GraphModule]:
-    """The same program with its repeated part called as `wrap(part)(*inputs)`, for each wrap."""
+    """Return the same program with its repeated part called as `wrap(part)(*inputs)`, for each function in `wraps`.
+
+    If no part is repeated, the program itself is returned.
+    """
     nodes = [node for node in program.graph.nodes if node.op == "call_function"]
     run = _longest(nodes)
     if run is None:
@@ -60,7 +64,7 @@ def _written(
     owner = {node: number for number, part in enumerate(parts) for node in part}
     graph, placed = fx.Graph(), dict[fx.Node, fx.Node]()
     for node in program.graph.nodes:
-        if node.op == "get_attr":  # constants first, as every part may use them
+        if node.op == "get_attr":  # constants come first, because every part may use them
             placed[node] = graph.node_copy(node)
     for node in program.graph.nodes:
         number = owner.get(node)
@@ -82,7 +86,7 @@ def _written(
 
 
 def region(part: fx.GraphModule) -> Callable[..., Any]:
-    """One part, compiled together with all that are like it."""
+    """Return a function that calls a part and is compiled only once for all of its calls."""
 
     def inner(alpha: Any, epsilon: Any, *inputs: Any) -> Any:
         return part(Scale(alpha, epsilon), *inputs)
@@ -90,10 +94,10 @@ def region(part: fx.GraphModule) -> Callable[..., Any]:
     nested = getattr(torch.compiler, "nested_compile_region", None)
     shared = inner
     if nested is not None and "reuse_hash_fn" in inspect.signature(nested).parameters:
-        # All parts are alike by construction, so that torch need not look at each of them; older releases always do.
+        # All parts are equal by construction, so torch does not need to inspect each of them. Older releases always do.
         shared = nested(inner, reuse_hash_fn=_alike)
 
-    # A graph takes functions by their names, which torch's wrapper does not have; and that takes numbers and tensors.
+    # Graphs refer to functions by name, and torch's wrapper has no name. The wrapper only takes numbers and tensors.
     def call(scale: Scale, *inputs: Any) -> Any:
         return shared(scale.alpha, scale.epsilon, *inputs)
 
@@ -101,8 +105,8 @@ def region(part: fx.GraphModule) -> Callable[..., Any]:
 
 
 def _alike(alpha: Any, epsilon: Any, *inputs: Any) -> int:
-    """A number that is the same for calls that can share their code."""
-    code = int(epsilon * 2.0**200)  # a power of two loses nothing
+    """Compute a number that is the same for calls that can share their compiled code."""
+    code = int(epsilon * 2.0**200)  # a product with a power of two is exact
     for each in inputs:
         code = 2 * code + int(each.requires_grad)
         code = 16 * code + each.element_size()
@@ -111,7 +115,10 @@ def _alike(alpha: Any, epsilon: Any, *inputs: Any) -> int:
 
 
 def compiled_alone(part: fx.GraphModule, options: dict[str, Any]) -> Callable[..., Any]:
-    """One part, compiled when it is first called, with options of `torch.compile`; the rest of the program is not."""
+    """Return a function that calls a part and is compiled by itself, with the given options of `torch.compile`.
+
+    It is compiled when it is first called. The rest of the program is not compiled.
+    """
 
     def inner(alpha: Any, epsilon: Any, *inputs: Any) -> Any:
         return part(Scale(alpha, epsilon), *inputs)
@@ -125,7 +132,7 @@ def compiled_alone(part: fx.GraphModule, options: dict[str, Any]) -> Callable[..
 
 
 def again(part: Callable[..., Any]) -> Callable[..., Any]:
-    """One part, whose values are computed again in the backward pass."""
+    """Return a function that calls a part and computes its values again in the backward pass."""
 
     def call(*inputs: Any) -> Any:
         return checkpoint(part, *inputs, use_reentrant=False)
@@ -133,9 +140,9 @@ def again(part: Callable[..., Any]) -> Callable[..., Any]:
     return call
 
 
-# ── what is repeated ───────────────────────────────────────────────────────────────────────────────────────────────
+# ── search for repeated parts ──────────────────────────────────────────────────────────────────────────────────────
 def _longest(nodes: list[fx.Node]) -> _Run | None:
-    """The repetition that saves the most operations."""
+    """Find the repetition that saves the most operations."""
     numbers: dict[Any, int] = {}
     kinds = np.array([numbers.setdefault(_kind(node), len(numbers)) for node in nodes])
     best: tuple[int, _Run] | None = None
@@ -153,7 +160,7 @@ def _longest(nodes: list[fx.Node]) -> _Run | None:
 
 
 def _kind(node: fx.Node) -> Any:
-    """What a node does, without which values it does it to."""
+    """Describe the operation of a node, without the values that it is applied to."""
     arguments = map_arg((node.args, node.kwargs), lambda _: "·")
     value = node.meta.get("val")
     values = value if isinstance(value, tuple | list) else [value]
@@ -162,11 +169,11 @@ def _kind(node: fx.Node) -> Any:
 
 
 def _cut(nodes: list[fx.Node], first: int, last: int, length: int) -> _Run | None:
-    """Where to begin, so that the fewest values pass from part to part; None where parts are not alike."""
+    """Find the start for which the fewest values pass from part to part. Return None if the parts are not equal."""
     found: list[tuple[int, _Run]] = []
     for start in range(first, min(first + length, last - 2 * length + 1)):
         count = (last - start) // length
-        passed = _wanted([nodes[start : start + length]])  # of the first part, as all are alike if the cut is any good
+        passed = _wanted([nodes[start : start + length]])  # for the first part, since the others must be equal to it
         found.append((len(passed) - 1000 * count, _Run(start, length, count)))
     for _, run in sorted(found, key=lambda each: each[0]):
         parts = [nodes[run.start + i * length :][:length] for i in range(run.count)]
@@ -182,7 +189,7 @@ def _same_structure(parts: list[list[fx.Node]]) -> bool:
 
 
 def _structure(part: list[fx.Node]) -> str:
-    """Which values the nodes of a part take, by their places in the part and among its inputs."""
+    """Describe the arguments of the nodes of a part by their positions in the part and among its inputs."""
     names: dict[fx.Node, str] = {node: f"·n{place}" for place, node in enumerate(part)}
     for place, node in enumerate(_inputs(part)):
         names[node] = f"·x{place}"
@@ -190,14 +197,14 @@ def _structure(part: list[fx.Node]) -> str:
 
 
 def _inputs(part: list[fx.Node]) -> list[fx.Node]:
-    """What a part takes from outside: the scale, then the rest in the order of its use."""
+    """Return the inputs of a part: the scale, and then the other inputs in the order in which they are used."""
     own = set(part)
     scale = next(iter(part[0].graph.nodes))
     return list(dict.fromkeys([scale, *(each for node in part for each in node.all_input_nodes if each not in own)]))
 
 
 def _wanted(parts: list[list[fx.Node]]) -> list[int]:
-    """The places of those nodes of a part that others use."""
+    """Return the positions of the nodes whose values are used outside their part, in any of the parts."""
     places: set[int] = set()
     for part in parts:
         own = set(part)

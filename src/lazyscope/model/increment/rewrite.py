@@ -1,4 +1,4 @@
-"""Operations that torch computes by looking at values, written so that a trace can follow them."""
+"""Operations that torch computes by reading values, rewritten so that they can be traced."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ aten = torch.ops.aten
 
 
 def _index(x: Tensor, indices: list[Tensor | None]) -> Any:
-    """Boolean indices as the integer ones that they stand for."""
+    """Index a tensor, with boolean indices replaced by the equivalent integer indices."""
     if not any(i is not None and i.dtype in (torch.bool, torch.uint8) for i in indices):
         return NotImplemented
     return aten.index.Tensor(x, _expanded(indices))
@@ -43,7 +43,10 @@ def _expanded(indices: list[Tensor | None]) -> list[Tensor | None]:
 def _slice_scatter(
     x: Tensor, src: Tensor, dim: int = 0, start: int | None = None, end: int | None = None, step: int = 1
 ) -> Tensor:
-    """In terms of `cat`: torch's own has no complex derivative, and under `vmap` a wrong one."""
+    """Compute `slice_scatter` in terms of `cat`.
+
+    torch's own operation has no derivative for complex numbers, and its derivative is wrong under `vmap`.
+    """
     dim, size = dim % x.ndim, x.shape[dim]
     first, last, _ = slice(start, end).indices(size)
     last = max(first, last)
@@ -73,7 +76,7 @@ def _embedding_bag(
     include_last_offset: bool = False,
     padding_idx: int = -1,
 ) -> Any:
-    """Sums and means of rows; the other results are not used by any module."""
+    """Compute sums and means of rows. No module uses the other results."""
     if mode == 2 or scale_grad_by_freq:
         return NotImplemented
     bags = len(offsets) - int(include_last_offset)
@@ -93,7 +96,10 @@ def _embedding_bag(
 
 
 def _view_as_complex(x: Tensor) -> Tensor:
-    """Wherever x lies in memory: a part of a long vector may begin at an odd place."""
+    """Compute `view_as_complex` for any memory layout of x.
+
+    torch's own operation does not accept a part of a long vector that begins at an odd position.
+    """
     return torch.complex(x.select(-1, 0), x.select(-1, 1))
 
 
@@ -108,9 +114,10 @@ def _masked_select(x: Tensor, mask: Tensor) -> Tensor:
 
 
 def _grouped_mm(x: Tensor, weight: Tensor, offs: Tensor | None = None, *rest: Any, **named: Any) -> Any:
-    """Rows of x, in groups that end at `offs`, times a matrix for each group; rows beyond the last are zero.
+    """Multiply groups of rows of x, which end at `offs`, by one matrix for each group. Rows after the last are zero.
 
-    With shapes that do not depend on `offs`: every group multiplies all rows, and a mask picks those that belong to it.
+    The shapes do not depend on `offs`: all rows are multiplied by the matrix of each group, and a mask selects the rows
+    that belong to the group.
     """
     if offs is None or x.ndim != 2 or weight.ndim != 3:
         return NotImplemented
@@ -156,7 +163,7 @@ def _hardshrink(a: Tensor, lambd: Number = 0.5) -> Tensor:
 
 
 def _one_hot(index: Tensor, num_classes: int = -1) -> Tensor:
-    """As torch, without a look at the largest index."""
+    """Compute the same result as torch without reading the largest index."""
     if num_classes < 1:
         return torch.nn.functional.one_hot(index, num_classes)
     return (index[..., None] == torch.arange(num_classes, device=index.device)).long()
@@ -181,7 +188,7 @@ DECOMPOSED: dict[Any, Callable[..., Any]] = {
     **dict.fromkeys(_named("slice_scatter.default"), _slice_scatter),
     **dict.fromkeys(_named("select_scatter.default"), _select_scatter),
     **dict.fromkeys(_named("_embedding_bag.default", "_embedding_bag_forward_only.default"), _embedding_bag),
-    # Functions with jumps: as comparisons and steps, which are evaluated at w exactly.
+    # Functions with jumps are written in terms of comparisons and steps, which are evaluated exactly at w.
     **dict.fromkeys(_named("remainder.Tensor", "remainder.Scalar", "remainder.Scalar_Tensor"), _remainder),
     **dict.fromkeys(_named("fmod.Tensor", "fmod.Scalar"), _fmod),
     **dict.fromkeys(_named("frac.default"), _frac),
@@ -192,7 +199,7 @@ DECOMPOSED: dict[Any, Callable[..., Any]] = {
     **dict.fromkeys(_named("hardshrink.default"), _hardshrink),
     **torch._decomp.get_decompositions(_named("_weight_norm_interface.default")),
 }
-"""How these operations are traced."""
+"""Operations, and the functions that replace them in a trace."""
 
 
 def _solve(a: Tensor, b: Tensor, *, left: bool = True, **_: Any) -> Tensor:
@@ -211,12 +218,12 @@ def _cholesky(a: Tensor, *, upper: bool = False, **_: Any) -> Tensor:
 
 
 def _sparse_product(a: Tensor, b: Tensor, *rest: Any) -> Tensor:
-    """Sparse buffers are traced in their dense form."""
+    """Multiply two matrices. Sparse buffers are dense in a trace, so an ordinary product is used for them."""
     return torch.matmul(a, b) if not rest and a.layout == torch.strided else torch.sparse.mm(a, b, *rest)
 
 
 def _pack(x: Tensor, lengths: Tensor, batch_first: bool) -> tuple[Tensor, Tensor]:
-    """The steps of sequences of decreasing length, one after the other, and how many sequences each step has."""
+    """Concatenate the steps of sequences of decreasing length, and count the sequences at each step."""
     sizes = lengths.tolist()
     steps = x.transpose(0, 1) if batch_first else x
     counts = [sum(size > t for size in sizes) for t in range(max(sizes))]
@@ -226,7 +233,7 @@ def _pack(x: Tensor, lengths: Tensor, batch_first: bool) -> tuple[Tensor, Tensor
 def _pad(
     data: Tensor, counts: Tensor, batch_first: bool, value: float = 0.0, length: int = -1
 ) -> tuple[Tensor, Tensor]:
-    """The inverse of `_pack`."""
+    """Compute the inverse of `_pack`."""
     sizes = counts.tolist()
     total = max(length, len(sizes))
     empty = data.new_full((1, *data.shape[1:]), value)
@@ -239,7 +246,10 @@ def _pad(
 
 
 def _packed(own: Callable[..., Any], form: Callable[..., Any]) -> Callable[..., Any]:
-    """A recurrent layer; of a packed sequence, in torch's Python form, with the sizes as numbers."""
+    """Return a recurrent layer that applies torch's Python implementation to packed sequences.
+
+    The implementation receives the batch sizes as Python numbers.
+    """
 
     def layer(x: Tensor, second: Any, *rest: Any) -> Any:
         return (
@@ -263,11 +273,11 @@ REPLACED: dict[Any, Callable[..., Any]] = {
     _OWN.rnn_relu: _packed(_OWN.rnn_relu, _FORMS.rnn_relu_data),
     torch.sparse.mm: _sparse_product,
     torch._C._nn.one_hot: _one_hot,
-    # these look at a flag of success
+    # The following functions read a flag that indicates success.
     torch.linalg.solve: _solve,
     torch.linalg.inv: _inverse,
     torch.inverse: _inverse,
     torch.Tensor.inverse: _inverse,
     torch.linalg.cholesky: _cholesky,
 }
-"""Torch functions that are called in another form while a forward is traced."""
+"""Torch functions, and the functions that are called instead of them while a forward is traced."""

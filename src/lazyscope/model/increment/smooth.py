@@ -1,8 +1,8 @@
-"""Increments of smooth scalar functions, as divided differences.
+"""Increments of smooth scalar functions, computed from divided differences.
 
-A smooth φ enters as its divided difference φ[x₀, x] = (φ(x) - φ(x₀))/(x - x₀), so that Δφ = Δ·φ[x₀, x]; at ε = 0 it
-is φ'(x₀). Where no closed form exists, φ[x₀, x] = ∫₀¹ φ'(x₀ + sδ) ds by Gauss–Legendre for small δ, and the plain
-quotient, which is then harmless, for large δ.
+A smooth function φ has the increment Δφ = Δ·φ[x₀, x] with the divided difference φ[x₀, x] = (φ(x) - φ(x₀))/(x - x₀),
+which is φ'(x₀) at ε = 0. If there is no closed form, φ[x₀, x] = ∫₀¹ φ'(x₀ + sδ) ds is computed by Gauss–Legendre
+quadrature for small δ = x - x₀, and as the plain quotient for large δ, where cancellation does no harm.
 """
 
 from __future__ import annotations
@@ -18,25 +18,25 @@ from torch import Tensor
 from lazyscope.model.increment.base import Number, Pair, Scale, applied, rule, times
 from lazyscope.model.increment.fused import fused_increment, fusible
 
-# Gauss–Legendre on [0, 1], five nodes: with the steps below the error is under rounding for functions analytic within
-# distance 2 of the real line, as are all those here (softplus has its poles at ±iπ).
+# Gauss–Legendre quadrature on [0, 1] with five nodes. For the steps below, its error is less than the rounding error if
+# the function is analytic within distance 2 of the real line, as all functions here are (softplus has poles at ±iπ).
 _NODES = (0.04691007703066800, 0.23076534494715845, 0.5, 0.76923465505284155, 0.95308992296933200)
 _WEIGHTS = (0.11846344252809454, 0.23931433524968324, 0.28444444444444444, 0.23931433524968324, 0.11846344252809454)
 
 
 def small_step(dtype: torch.dtype) -> float:
-    """The largest step for which the quadrature is exact to rounding."""
+    """Return the largest step for which the quadrature is exact up to rounding."""
     return 0.25 if dtype == torch.float64 else 1.0
 
 
 def quotient(numerator: Tensor, step: Tensor, at_zero: float | Tensor) -> Tensor:
-    """numerator/step where step ≠ 0, else its limit; safe under autograd."""
+    """Compute numerator/step where step ≠ 0, and use the limit `at_zero` elsewhere. This is safe under autograd."""
     zero = step == 0
     return torch.where(zero, at_zero, numerator / torch.where(zero, torch.ones_like(step), step))
 
 
 def mean_slope(value: Callable[[Tensor], Tensor], slope: Callable[[Tensor], Tensor], a: Tensor, step: Tensor) -> Tensor:
-    """φ[a, a + step] from φ and φ'."""
+    """Compute φ[a, a + step] from φ and φ'."""
     bound = small_step(a.dtype)
     near = step.clamp(-bound, bound)
     by_quadrature: Any = sum(w * slope(a + s * near) for s, w in zip(_NODES, _WEIGHTS, strict=True))
@@ -46,7 +46,7 @@ def mean_slope(value: Callable[[Tensor], Tensor], slope: Callable[[Tensor], Tens
 
 # ── divided differences ────────────────────────────────────────────────────────────────────────────────────────────
 def _exp(a: Tensor, step: Tensor) -> Tensor:
-    # For step > 0 start from the other end: exp(x₀)·expm1(δ) would overflow where exp(x₀ + δ) need not.
+    # For step > 0, start from x₀ + δ, because exp(x₀)·expm1(δ) may overflow where exp(x₀ + δ) does not.
     return torch.exp(torch.maximum(a, a + step)) * quotient(-torch.expm1(-step.abs()), step.abs(), 1.0)
 
 
@@ -60,7 +60,7 @@ def _tanh_over(step: Tensor) -> Tensor:
 
 
 def _sigmoid(a: Tensor, step: Tensor) -> Tensor:
-    # σ(x) - σ(x₀) = tanh(δ/2)·[σ(x)σ(-x₀) + σ(x₀)σ(-x)]: no term cancels.
+    # σ(x) - σ(x₀) = tanh(δ/2)·[σ(x)σ(-x₀) + σ(x₀)σ(-x)], where no terms cancel.
     b = a + step
     cross = torch.sigmoid(b) * torch.sigmoid(-a) + torch.sigmoid(a) * torch.sigmoid(-b)
     return 0.5 * _tanh_over(0.5 * step) * cross
@@ -87,7 +87,7 @@ def _gelu(a: Tensor, step: Tensor) -> Tensor:
 
 
 def _gelu_tanh(a: Tensor, step: Tensor) -> Tensor:
-    c, k = math.sqrt(2.0 / math.pi), 0.044715  # torch's constants of the tanh approximation
+    c, k = math.sqrt(2.0 / math.pi), 0.044715  # the constants of torch's tanh approximation
     b = a + step
     inner_a, inner_slope = c * (a + k * a**3), c * (1.0 + k * (a * a + a * b + b * b))
     outer = _tanh(inner_a, inner_slope * step)
@@ -125,7 +125,7 @@ def _power(a: Tensor, step: Tensor, exponent: Number) -> Tensor:
         n = int(abs(exponent))
         total: Tensor = sum((a**k) * (b ** (n - 1 - k)) for k in range(n))  # type: ignore[assignment]
         return total if exponent > 0 else -total / (a**n * b**n)
-    ratio = step / a  # a real power needs a > 0, as torch.pow does
+    ratio = step / a  # a non-integer power requires a > 0, as in torch.pow
     return a ** (exponent - 1.0) * quotient(torch.expm1(exponent * torch.log1p(ratio)), ratio, exponent)
 
 
@@ -155,7 +155,7 @@ SLOPES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     "gelu_tanh": _gelu_tanh,
     "softplus": lambda a, step: mean_slope(F.softplus, torch.sigmoid, a, step),
 }
-"""φ[x₀, x₀ + step] as a function of x₀ and the step."""
+"""The divided difference φ[x₀, x₀ + step] of each function, as a function of x₀ and the step."""
 
 
 DERIVATIVES: dict[str, Callable[[Tensor], Tensor]] = {
@@ -181,7 +181,7 @@ DERIVATIVES: dict[str, Callable[[Tensor], Tensor]] = {
     "atan": lambda x: 1.0 / (1.0 + x * x),
     "softplus": torch.sigmoid,
 }
-"""φ', by the names of `SLOPES`."""
+"""The derivative φ' of each function, with the names of `SLOPES`."""
 
 _PULLS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     "silu": torch.ops.aten.silu_backward,
@@ -191,13 +191,13 @@ _PULLS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
 
 
 def pull(name: str, grad: Tensor, x: Tensor) -> Tensor:
-    """g·φ'(x), by torch's own kernel where there is one."""
+    """Compute g·φ'(x), with torch's own kernel if there is one."""
     own = _PULLS.get(name)
     return own(grad, x) if own is not None else grad * DERIVATIVES[name](x).conj()
 
 
 class _Smooth(torch.autograd.Function):
-    """Δφ = Δ·φ[x₀, x], with the derivative φ'(x): only the current point is kept."""
+    """The increment Δφ = Δ·φ[x₀, x]. Its derivative is φ'(x), so only the current point is saved."""
 
     generate_vmap_rule = True
 
@@ -222,7 +222,7 @@ class _Smooth(torch.autograd.Function):
 
 
 def smooth_delta(name: str, scale: Scale, a: Pair) -> Tensor:
-    """Δ of a named smooth function."""
+    """Compute Δ of a named smooth function."""
     if a.base.shape != a.delta.shape or a.base.dtype != a.delta.dtype:
         return a.delta * SLOPES[name](a.base, a.step(scale))
     out: Tensor = applied(_Smooth, a.base, a.delta, a.current(scale), scale.epsilon, name)
@@ -230,7 +230,7 @@ def smooth_delta(name: str, scale: Scale, a: Pair) -> Tensor:
 
 
 def apply(name: str, scale: Scale, a: Pair) -> Pair:
-    """The pair of a named smooth function."""
+    """Return the pair of a named smooth function."""
     value: Tensor = getattr(torch, name)(a.base) if name != "silu" else F.silu(a.base)
     return Pair(value, smooth_delta(name, scale, a))
 
@@ -248,13 +248,16 @@ for _name in SLOPES:
 
 @rule("gelu.default")
 def gelu(scale: Scale, _: Tensor, a: Pair, approximate: str = "none") -> Tensor:
-    """x·Φ(x), or its tanh approximation."""
+    """Compute Δ of x·Φ(x), or of its tanh approximation."""
     return smooth_delta("gelu" if approximate == "none" else "gelu_tanh", scale, a)
 
 
 @rule("softplus.default")
 def softplus(scale: Scale, _: Tensor, a: Pair, beta: Number = 1.0, threshold: Number = 20.0) -> Tensor:
-    """log(1 + exp(βx))/β; torch's switch to x above the threshold is under rounding."""
+    """Compute Δ of log(1 + exp(βx))/β.
+
+    Above the threshold, torch returns x, which differs from this function by less than the rounding error.
+    """
     scaled = a if beta == 1.0 else Pair(beta * a.base, beta * a.delta)
     delta = smooth_delta("softplus", scale, scaled)
     return delta if beta == 1.0 else delta / beta
@@ -262,7 +265,7 @@ def softplus(scale: Scale, _: Tensor, a: Pair, beta: Number = 1.0, threshold: Nu
 
 @rule("pow.Tensor_Scalar")
 def power(scale: Scale, _: Tensor, a: Pair, exponent: Number) -> Tensor:
-    """x^p: for integers the sum Σ x₀^k x^(p-1-k)."""
+    """Compute Δ of x^p. For integers p, the divided difference is the sum Σ x₀^k x^(p-1-k)."""
     if exponent == 0:
         return torch.zeros_like(a.delta)
     named = {2.0: "square", 0.5: "sqrt", -0.5: "rsqrt", -1.0: "reciprocal"}.get(float(exponent))
@@ -273,7 +276,7 @@ def power(scale: Scale, _: Tensor, a: Pair, exponent: Number) -> Tensor:
 
 @rule("pow.Scalar", "pow.Tensor_Tensor")
 def exponential(scale: Scale, _: Tensor, base: Any, exponent: Any) -> Tensor:
-    """b^x = exp(x log b)."""
+    """Compute Δ of b^x = exp(x log b)."""
     if isinstance(base, Pair):
         log: Any = apply("log", scale, base)
     else:

@@ -1,7 +1,7 @@
-"""Increments of attention on GPUs: the formulas of `attention`, streamed over blocks of keys.
+"""Increments of attention on GPUs, with the formulas of `attention_blocks` computed for one block of keys at a time.
 
-A first pass over the keys finds the levels λ₀, λ and Λ of each query, a second one adds up Δo; the backward pass is
-that of attention at the current point, from λ and o there.
+A first pass over the keys computes λ₀, λ and Λ of each query, and a second pass computes Δo. The backward pass is that
+of attention at the current point, and uses λ and o at this point.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from torch.library import triton_op, wrap_triton
 
 from lazyscope.model.increment.triton_pointwise import falling, log1p_over, on_device
 
-# Triton's kernels are Python only by their syntax.
+# Triton kernels share only the syntax of Python, so mypy cannot check their types.
 # mypy: disable-error-code="no-untyped-def, untyped-decorator, no-any-return"
 
 
@@ -42,7 +42,7 @@ def _moved_scores(
     MASK: tl.constexpr, MOVING: tl.constexpr, CAUSAL: tl.constexpr, SIZE: tl.constexpr, D: tl.constexpr,
     BN: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """s₀ and Δs of a block."""
+    """Compute s₀ and Δs of a block."""
     columns = start + tl.arange(0, BN)[None, :]
     places = tl.arange(0, D)[:, None]
     key = _tile(k0, places, columns, skd, skn, SIZE, keys)
@@ -245,18 +245,18 @@ def _key_kernel(
 
 # ── launches ───────────────────────────────────────────────────────────────────────────────────────────────────────
 def _precision() -> str:
-    """As torch multiplies matrices: in TF32 where that is allowed, else three products in TF32 for one."""
+    """Return the precision of matrix products: TF32 if torch allows it, otherwise the sum of three TF32 products."""
     return "tf32" if torch.backends.cuda.matmul.allow_tf32 else "tf32x3"
 
 
 def _like(t: Tensor, width: int | None = None) -> Tensor:
-    """Room for a result, heads beside each other, as the next layer wants them."""
+    """Allocate a result in which the heads of a position are adjacent in memory, as the next layer needs them."""
     batch, heads, length, size = t.shape
     return t.new_empty(batch, length, heads, size if width is None else width).transpose(1, 2)
 
 
 def _bias_of(bias: Tensor | None, instead: Tensor, shape: tuple[int, ...]) -> tuple[Tensor, tuple[int, ...], int]:
-    """A mask or a bias as kernels take it, its strides, and which of them it is: none, a mask or a bias."""
+    """Return a mask or a bias as a tensor for the kernels, its strides, and its kind (0 none, 1 mask, 2 bias)."""
     if bias is None:
         return instead, (0, 0, 0, 0), 0
     hides = bias.dtype == torch.bool
@@ -268,7 +268,10 @@ def _padded(size: int) -> int:
 
 
 def _block(q: Tensor, rows: int) -> tuple[int, int, int, int]:
-    """Queries and keys of a block, warps and stages: what fits into the shared memory of a multiprocessor."""
+    """Return the numbers of queries, keys, warps and stages of a block.
+
+    They are chosen such that a block fits into the shared memory of a multiprocessor.
+    """
     room = getattr(torch.cuda.get_device_properties(q.device), "shared_memory_per_block_optin", 0) if q.is_cuda else 0
     roomy = not q.is_cuda or room > 160_000
     if q.shape[-1] > 64 or not roomy:
@@ -277,7 +280,7 @@ def _block(q: Tensor, rows: int) -> tuple[int, int, int, int]:
 
 
 def _matched(a: Tensor, *others: Tensor) -> list[Tensor]:
-    """Tensors with the same strides."""
+    """Return the tensors with the same strides, copying them if necessary."""
     return [a, *others] if all(t.stride() == a.stride() for t in others) else [t.contiguous() for t in (a, *others)]
 
 
@@ -291,7 +294,7 @@ def attention_increment(
     q0: Tensor, dq: Tensor, q1: Tensor, k0: Tensor, dk: Tensor, v1: Tensor, dv: Tensor, bias: Tensor | None,
     dbias: Tensor | None, epsilon: float, causal: bool, factor: float,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
-    """Δo, and the current level of each query."""
+    """Compute Δo and the current λ of each query."""
     q0, dq, q1 = _matched(q0, dq, q1)
     k0, dk = _matched(k0, dk)
     v1, dv = _matched(v1, dv)
@@ -321,7 +324,7 @@ def attention_gradient(
     grad: Tensor, q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, out: Tensor, level: Tensor, causal: bool,
     factor: float,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
-    """The gradients in q, k and v from the output and the levels at the current point."""
+    """Compute the gradients with respect to q, k and v from the output o and λ at the current point."""
     batch, heads, queries, size = q.shape
     keys, values = v.shape[-2:]
     inner = (grad.float() * out.float()).sum(-1).contiguous()

@@ -1,4 +1,4 @@
-"""Smooth functions and layer norms as single GPU kernels: the formulas of `smooth` and `normalise`, in float32."""
+"""Smooth functions and layer norms as single GPU kernels, with the formulas of `smooth` and `normalise` in float32."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-# Triton's kernels are Python only by their syntax.
+# Triton kernels share only the syntax of Python, so mypy cannot check their types.
 # mypy: disable-error-code="no-untyped-def, untyped-decorator, no-any-return"
 
 _BLOCK = 1024
@@ -23,14 +23,14 @@ def _sigmoid(x):
 
 @triton.jit
 def falling(t):
-    """(1 - exp(-t))/t for t ≥ 0."""
+    """Compute (1 - exp(-t))/t for t ≥ 0."""
     series = 1.0 - t * (0.5 - t * (1 / 6 - t * (1 / 24 - t * (1 / 120 - t * (1 / 720)))))
     return tl.where(t < 0.25, series, (1.0 - tl.exp(-t)) / tl.where(t < 0.25, 1.0, t))
 
 
 @triton.jit
 def log1p_over(r):
-    """log(1 + r)/r for -1/2 ≤ r ≤ 1, as 2·atanh(z)/r with z = r/(2 + r)."""
+    """Compute log(1 + r)/r for -1/2 ≤ r ≤ 1, as 2·atanh(z)/r with z = r/(2 + r)."""
     z = r / (2.0 + r)
     z = z * z
     return 2.0 / (2.0 + r) * (1.0 + z * (1 / 3 + z * (1 / 5 + z * (1 / 7 + z * (1 / 9 + z * (1 / 11 + z * (1 / 13)))))))
@@ -61,7 +61,7 @@ def _density(x):
 
 @triton.jit
 def _cdf_slope(a, step):
-    # the five Gauss–Legendre nodes of `smooth`
+    # The mean over the step uses the five Gauss–Legendre nodes of `smooth`.
     near = tl.minimum(tl.maximum(step, -1.0), 1.0)
     mean = 0.11846344252809454 * (_density(a + 0.046910077 * near) + _density(a + 0.95308992 * near))
     mean += 0.23931433524968324 * (_density(a + 0.23076534 * near) + _density(a + 0.76923466 * near))
@@ -99,12 +99,12 @@ def _increment_kernel(out, base, delta, epsilon, count, KIND: tl.constexpr, BLOC
 
 
 def on_device(t: Tensor) -> contextlib.AbstractContextManager[Any]:
-    """Where a kernel is launched; Triton's interpreter takes tensors on the CPU, too."""
+    """Return a context for launching a kernel. Triton's interpreter also accepts tensors on the CPU."""
     return torch.cuda.device(t.device) if t.is_cuda else contextlib.nullcontext()
 
 
 def increment(kind: int, base: Tensor, delta: Tensor, epsilon: float) -> Tensor:
-    """Δ·φ[x₀, x₀ + εΔ] of tensors of one layout."""
+    """Compute Δ·φ[x₀, x₀ + εΔ] for tensors with the same memory layout."""
     out, count = torch.empty_like(delta), delta.numel()
     with on_device(delta):
         _increment_kernel[(triton.cdiv(count, _BLOCK),)](out, base, delta, epsilon, count, kind, _BLOCK)
@@ -152,7 +152,7 @@ def _norm_kernel(
 def layer_norm(
     base: Tensor, delta: Tensor, weight: tuple[Any, Any, Any], shift: Any, size: int, offset: float, epsilon: float
 ) -> Tensor:
-    """Δ of a layer norm over the last `size` numbers."""
+    """Compute Δ of a layer norm over the last `size` numbers."""
     out, rows = torch.empty_like(delta), delta.numel() // size
     start, moved, now = (None if t is None else t.contiguous() for t in weight)
     block = triton.next_power_of_2(size)

@@ -1,4 +1,4 @@
-"""Choices among equals: where an index that the output depends on is undecided, no derivative exists."""
+"""Detection of ties. If the output depends on an index that is chosen among equal values, it has no derivative."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from lazyscope.model.increment.watch import Watch
 
 
 class _Values(fx.Interpreter):
-    """Runs a graph and keeps the values of some nodes."""
+    """An interpreter that runs a graph and stores the values of some nodes."""
 
     def __init__(self, module: fx.GraphModule, wanted: set[fx.Node]) -> None:
         super().__init__(module)
         self.wanted, self.found = wanted, dict[fx.Node, Any]()
 
     def run_node(self, n: fx.Node) -> Any:
-        """The value of one node."""
+        """Compute the value of one node."""
         value = super().run_node(n)
         if n in self.wanted:
             self.found[n] = value
@@ -29,7 +29,7 @@ class _Values(fx.Interpreter):
 
 
 def values_of(module: fx.GraphModule, wanted: set[fx.Node], leaves: Sequence[Tensor]) -> dict[fx.Node, Any]:
-    """The values of some nodes of a graph."""
+    """Compute the values of some nodes of a graph."""
     run = _Values(module, wanted)
     with torch.no_grad():
         run.run(*leaves)
@@ -41,7 +41,10 @@ _RANKED = {"topk", "sort", "argsort", "argmax", "argmin", "max", "min", "kthvalu
 
 @dataclass(frozen=True)
 class _Ranking:
-    """An operation that chooses by order, along a dimension, and how many of the first places it looks at."""
+    """An operation that selects entries by their order along a dimension.
+
+    `places` is the number of largest or smallest entries that it selects, or None if the order of all entries matters.
+    """
 
     source: fx.Node
     dim: int | None
@@ -50,7 +53,10 @@ class _Ranking:
 
 
 def tie(module: fx.GraphModule, leaves: Sequence[Tensor], moving: int) -> str:
-    """A sentence where an index that the output depends on is chosen among equals."""
+    """Return an error message if the output depends on an index that is chosen among equal values.
+
+    Otherwise, return an empty string.
+    """
     watch = Watch(moving)
     rankings = {node: found for node in module.graph.nodes if (found := _ranking(node, watch)) is not None}
     if not rankings:
@@ -65,7 +71,7 @@ def tie(module: fx.GraphModule, leaves: Sequence[Tensor], moving: int) -> str:
             name = node.target.overloadpacket.__name__
             return (
                 f"The model chooses among equal values at w₀ ({name}), so it has no derivative there; start from"
-                " weights at which the choice is decided (not from zeros, for instance)."
+                " weights at which these values differ (for example, not from zeros)."
             )
     return ""
 
@@ -86,7 +92,7 @@ def _ranking(node: fx.Node, watch: Watch) -> _Ranking | None:
     if name in ("sort", "argsort", "topk") and named.get("dim") is None:
         named["dim"] = -1
     if name in ("max", "min") and "dim" not in named:
-        return None  # the value alone
+        return None  # without a dimension, there is no index
     return _Ranking(node.args[0], named.get("dim"), places, not smallest)
 
 

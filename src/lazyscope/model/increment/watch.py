@@ -1,6 +1,6 @@
-"""What a forward does while it is traced that a graph of operations does not show.
+"""Information about a forward that a graph of operations does not contain, collected while it is traced.
 
-`Watch` sees every call of a torch function on the user's side of autograd. There it finds where autograd stops a
+`Watch` intercepts every call of a torch function before it reaches autograd. It records where autograd stops a
 derivative (a result that depends on the parameters but requires no gradient), and which values Python reads.
 """
 
@@ -26,8 +26,8 @@ from lazyscope.model.increment.base import CONSTANT
 from lazyscope.model.increment.rewrite import REPLACED
 
 Kind = Literal["", "value", "mask", "choice"]
-"""How a node depends on the parameters: not at all, as a number, as the outcome of a comparison of numbers, or as an
-index that was chosen among others."""
+"""How a node depends on the parameters: not at all, as a number, as the result of a comparison of numbers, or as an
+index that was chosen among several."""
 
 CHOOSING = frozenset(
     "argmax argmin argsort sort topk kthvalue median nanmedian mode nonzero searchsorted bucketize cummax cummin"
@@ -36,20 +36,20 @@ CHOOSING = frozenset(
 """Operations whose integer results are choices."""
 
 DYNAMIC = frozenset("nonzero _unique2 unique_dim unique_consecutive bincount repeat_interleave".split())
-"""Operations whose results have a shape that depends on values."""
+"""Operations whose results have shapes that depend on values."""
 
 _READERS = frozenset("item numpy __array__ tolist __bool__ __int__ __float__ __index__ __complex__".split())
-"""Methods that hand a value to Python."""
+"""Methods that return the value of a tensor to Python."""
 
 
 def stop(x: Tensor) -> Tensor:
-    """x without its derivative: what `detach` means in a graph."""
+    """Return x without its derivative. Graphs contain this function where the forward detaches a value."""
     return x.detach()
 
 
 @dataclass(frozen=True)
 class Reading:
-    """A node whose value, or whose shape alone, Python has used; `moves` where it depends on the parameters."""
+    """A node whose value, or only whose shape, Python has used. `moves` is true if it depends on the parameters."""
 
     node: fx.Node
     moves: bool
@@ -57,9 +57,10 @@ class Reading:
 
 
 class Watch:
-    """Watches one trace, in which the first `moving` placeholders move, and those up to `state` must not be changed.
+    """An observer of one trace, which records the information that the graph does not contain.
 
-    `replaced` are torch functions that are called in another form, beside those of `REPLACED`.
+    The first `moving` placeholders are trainable parameters, and those up to `state` must not be changed. `replaced`
+    maps torch functions to functions that are called instead of them, in addition to those in `REPLACED`.
     """
 
     def __init__(self, moving: int, state: int = 0, replaced: dict[Any, Callable[..., Any]] | None = None) -> None:
@@ -71,7 +72,7 @@ class Watch:
         self.stopped: set[fx.Node] = set()
 
     def watching(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        """The same function, watched."""
+        """Return the same function, with its calls of torch functions recorded."""
 
         def watched(*args: Any) -> Any:
             with _Mode(self):
@@ -86,7 +87,7 @@ class Watch:
         return watched
 
     def replacing(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        """The same function with the replacements of this watch, not watched."""
+        """Return the same function with the replacements that this object was given, without recording its calls."""
 
         def replaced(*args: Any) -> Any:
             with _Replacing(self._own):
@@ -95,7 +96,7 @@ class Watch:
         return replaced
 
     def kind(self, node: fx.Node) -> Kind:
-        """How the node depends on the parameters."""
+        """Find how a node depends on the parameters."""
         pending = [node]
         while pending:
             each = pending[-1]
@@ -108,7 +109,7 @@ class Watch:
         return self._kinds[node]
 
     def readings(self, graph: fx.Graph) -> list[Reading]:
-        """All values and shapes that the forward has used; those that may not be used are refused."""
+        """Return all values and shapes that the forward has used. Raise an error for those that must not be used."""
         found = [Reading(node, bool(self.kind(node)), shape_only=False) for node in self._arrays]
         for node in graph.nodes:
             target = node.target
@@ -125,9 +126,12 @@ class Watch:
                 found.append(Reading(node, moves, shape_only=False))
         return found
 
-    # ── called by the mode ─────────────────────────────────────────────────────────────────────────────────────────
+    # ── called by `_Mode` ──────────────────────────────────────────────────────────────────────────────────────────
     def read(self, name: str, tensor: Tensor) -> tuple[bool, Any]:
-        """Whether the value was read here, and the value: what torch cannot read of a traced tensor."""
+        """Record that Python reads a tensor.
+
+        Return True and the value if torch cannot read it from a traced tensor, and otherwise False and None.
+        """
         node = _node(tensor)
         if node is None:
             return False, None
@@ -139,7 +143,7 @@ class Watch:
         return False, None
 
     def result(self, out: Any) -> None:
-        """Marks results that autograd takes for constants although they move."""
+        """Mark results that move although autograd treats them as constants."""
         for tensor in pytree.tree_leaves(out):
             if not isinstance(tensor, FunctionalTensor) or tensor.requires_grad:
                 continue
@@ -152,7 +156,7 @@ class Watch:
                 self.stopped.add(node)
 
     def _stopped_before(self, node: fx.Node) -> bool:
-        """Whether all that moves in the arguments is stopped already."""
+        """Check whether all arguments that move have already been stopped."""
         moving = [a for a in node.all_input_nodes if self.kind(a) == "value"]
         return bool(moving) and all(a in self.stopped for a in moving)
 
@@ -200,7 +204,7 @@ def _kind(node: fx.Node, kinds: dict[fx.Node, Kind], moving: int) -> Kind:
         return ""
     value = node.meta.get("val")
     if not isinstance(value, Tensor) or value.is_floating_point() or value.is_complex():
-        # Of operations with several results each is looked at by itself, in the `getitem` that takes it.
+        # If an operation has several results, each of them is classified at the `getitem` node that selects it.
         return "value" if "value" in found or isinstance(value, Tensor) else "choice" if "choice" in found else "mask"
     source = node.all_input_nodes[0] if not hasattr(node.target, "overloadpacket") else node
     name = getattr(getattr(source.target, "overloadpacket", None), "__name__", "")
@@ -214,7 +218,7 @@ def _inner(tensor: Tensor) -> Tensor:
 
 
 def _node(tensor: Tensor) -> fx.Node | None:
-    """The node of the graph that holds a traced tensor; None for constants and inside of `torch.func`."""
+    """Return the graph node of a traced tensor, or None for constants and inside `torch.func` transforms."""
     mode = get_proxy_mode()
     if mode is None or not isinstance(tensor, FunctionalTensor):
         return None
@@ -226,7 +230,10 @@ _APPLY: CodeType = torch.autograd.Function.apply.__func__.__code__  # type: igno
 
 
 def _inside_autograd_function() -> bool:
-    """Whether a custom `autograd.Function` is running: its forward has no gradient, but its result may have one."""
+    """Check whether a custom `autograd.Function` is running.
+
+    Values in its forward have no gradient, but its result may have one.
+    """
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
         if frame.f_code is _APPLY:
@@ -241,11 +248,11 @@ _OWN = tuple(
 
 
 _CHECKERS = {"jaxtyping", "beartype"}
-"""Run-time type checkers, whose wrappers stand between torch and lazyscope in tests."""
+"""Run-time type checkers. In tests, frames of their wrappers appear between those of torch and lazyscope."""
 
 
 def user_frame() -> FrameType | None:
-    """The innermost frame that is neither torch's nor lazyscope's."""
+    """Return the innermost frame that belongs neither to torch nor to lazyscope."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None and (
         frame.f_code.co_filename.startswith((*_OWN, "<"))
@@ -256,12 +263,12 @@ def user_frame() -> FrameType | None:
 
 
 def refusal(frame: FrameType | None) -> ModelError:
-    """The error for a forward that hands a moving value to Python, with file and line where they are known."""
+    """Return the error for a forward that reads a moving value in Python, with the file and line if they are known."""
     where = "" if frame is None else f" in {Path(frame.f_code.co_filename).name}, line {frame.f_lineno}"
-    remedy = "replace the branch by torch.where, keep the value a tensor, or mark it as a constant with a buffer"
+    remedy = "replace the branch by torch.where, keep the value as a tensor, or make it a constant with a buffer"
     if frame is not None and "torchdiffeq" in frame.f_code.co_filename:
         remedy = "use a method with a fixed step, such as odeint(…, method='rk4')"
     return ModelError(
         f"The model's forward reads a value that moves with the parameters, or branches on it{where}, which tangent"
-        f" coordinates cannot follow; {remedy}."
+        f" coordinates do not support; {remedy}."
     )
