@@ -31,17 +31,12 @@ def test_declaration(experiment: Experiment) -> None:
     assert len(experiment.grid("paper")) >= 1
 
 
-def seconds(experiment: Experiment) -> int:
-    """The declared time of the quick scale."""
-    return int(experiment.cost["quick"].split()[0])
-
-
-# The longer ones run in `make demo`, where a claim that fails is an error too, and in `make slow`. Their parts have
-# tests of their own in `tests/experiments`.
+# Here the quickest one; all of them in `make slow`, and in `make demo`, where a claim that fails is an error too. Their
+# parts have tests of their own in `tests/experiments`.
 @pytest.mark.parametrize(
     "experiment",
     [
-        pytest.param(each, id=each.name, marks=[pytest.mark.slow] if seconds(each) > 3 else [])
+        pytest.param(each, id=each.name, marks=[pytest.mark.slow] if each.name != "kernel-limit" else [])
         for each in experiments().values()
     ],
 )

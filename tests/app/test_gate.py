@@ -177,6 +177,7 @@ async def picture(address: str, visitor: int, link: str) -> str:
                 return str(output["data"])
 
 
+@pytest.mark.slow
 def test_fifty_visitors_at_once_see_their_pictures(address: str) -> None:
     """All pictures arrive. Tracing a model in several threads is not safe, and once lost 7 of 50 pictures."""
     links = [f"tab=teacher&tau={tau}" for tau in ("0.05", "0.5")]

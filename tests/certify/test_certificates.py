@@ -52,7 +52,8 @@ def quadratic(size: float = 1.0) -> tuple[Model, GivenConstants, Tensor, Tensor]
     return model, GivenConstants(1.0, 1.0, size, 1.0, size), one, one
 
 
-@pytest.mark.parametrize("name", ["hessian_norm", pytest.param("pointwise_hessian", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["hessian_norm", "pointwise_hessian"])
 def test_broken_constants_are_found_out(name: str) -> None:
     """The check can fail: with constants that are a thousand times too small, some bound is violated."""
     model, constants, x, y = quadratic()

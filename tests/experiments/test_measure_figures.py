@@ -68,6 +68,7 @@ def test_deconvolution_claims_and_figure() -> None:
         ({"error": lambda v: v + 0.02}, 9),
     ],
 )
+@pytest.mark.slow
 def test_deconvolution_claims_fail(changes: dict[str, object], which: int) -> None:
     assert not held(deconvolution.claims(spoilt(deconvolved(), **changes)))[which]
 

@@ -99,6 +99,53 @@ def test_checkpointed_models_keep_less() -> None:
     assert kept(True) < 0.5 * kept(False)
 
 
+def test_blocks_that_are_compiled_apart_give_the_same_values_and_gradients() -> None:
+    # In a separate process, as the run-time type checks of the test suite cannot be compiled.
+    script = """
+        import math, torch
+        from torch import nn
+        from lazyscope import Scaled
+
+        class Block(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.norm, self.up, self.down = nn.LayerNorm(8), nn.Linear(8, 16), nn.Linear(16, 8)
+
+            def forward(self, x):
+                return x + self.down(nn.functional.gelu(self.up(self.norm(x))))
+
+        def results(lazy):
+            torch.manual_seed(1)
+            with torch.no_grad():
+                for p in lazy.parameters():
+                    p.normal_(std=0.1)
+            lazy.zero_grad()
+            out = lazy(x)
+            out.square().sum().backward()
+            return [out.detach(), *(p.grad.clone() for p in lazy.parameters())]
+
+        torch.manual_seed(0)
+        x = torch.randn(5, 3)
+        deep = nn.Sequential(nn.Linear(3, 8), *(Block() for _ in range(4)), nn.Linear(8, 2))
+        plain = nn.Sequential(nn.Linear(3, 8), nn.Tanh(), nn.Linear(8, 2))
+        for net, alpha, checkpointed in ((deep, 100.0, False), (deep, math.inf, True), (plain, 100.0, False)):
+            lazy = Scaled(net, alpha, checkpointed=checkpointed)
+            eager = results(lazy)
+            torch._dynamo.utils.counters.clear()
+            lazy.compile(backend="aot_eager")
+            for mine, true in zip(results(lazy), eager, strict=True):
+                torch.testing.assert_close(mine, true, rtol=1e-4, atol=1e-5)
+            assert torch._dynamo.utils.counters["stats"]["unique_graphs"] <= 2, "one graph for all blocks"
+            assert torch._dynamo.utils.counters["stats"]["unique_graphs"] >= 1
+        print("same")
+    """
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", textwrap.dedent(script)], capture_output=True, text=True, timeout=240,
+        check=False,
+    )  # fmt: skip
+    assert done.stdout.strip().endswith("same"), done.stderr[-2000:]
+
+
 def test_distributed_data_parallel_in_two_processes(tmp_path: Path) -> None:
     script = """
         import os, sys, torch

@@ -18,7 +18,7 @@ from lazyscope.problem.deconvolution import Deconvolution, spike_distance, start
 from lazyscope.problem.population import PopulationTeacher, student
 from lazyscope.solve.sparse import polish, solve_sparse
 
-brief = settings(deadline=None, max_examples=8)
+brief = settings(deadline=None, max_examples=5)
 seeds = st.integers(0, 10_000)
 
 

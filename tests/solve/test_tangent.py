@@ -61,7 +61,7 @@ def close(found: Tensor, true: Tensor, tolerance: float = 1e-8) -> bool:
     return float((found - true).norm()) <= tolerance * max(1e-12, float(true.norm()))
 
 
-@settings(deadline=None, max_examples=25)
+@settings(deadline=None, max_examples=12)
 @given(st.integers(1, 12), st.integers(1, 4), st.integers(1, 6), st.integers(1, 3), st.integers(0, 999))
 def test_the_solution_is_that_of_the_closed_form(n: int, inputs: int, width: int, outputs: int, seed: int) -> None:
     model, (x, y) = network(inputs, width, outputs, seed), data(n, inputs, outputs, seed)
@@ -164,17 +164,17 @@ def test_a_run_that_was_stopped_goes_on_with_the_same_bits(tmp_path: Path) -> No
 
 
 def test_leave_one_out() -> None:
-    model, (x, y) = network(3, 8, 2, 0), data(9, 3, 2, 1)
-    found = tangent.tangent_solve(model, x, y, ridge=0.1).leave_one_out(probes=200)
+    model, (x, y) = network(3, 8, 2, 0), data(6, 3, 2, 1)
+    found = tangent.tangent_solve(model, x, y, ridge=0.1).leave_one_out(probes=100)
     missed = 0.0
-    for i in range(9):
-        rest = torch.arange(9) != i
+    for i in range(6):
+        rest = torch.arange(6) != i
         # n · ridge is what the points share, so that leaving one out does not change the kernel's shift
-        without = tangent.tangent_solve(model, x[rest], y[rest], ridge=0.1 * 9 / 8)
-        missed += float((without.predict(x[~rest]) - y[~rest]).square().sum()) / (2 * 9)
+        without = tangent.tangent_solve(model, x[rest], y[rest], ridge=0.1 * 6 / 5)
+        missed += float((without.predict(x[~rest]) - y[~rest]).square().sum()) / (2 * 6)
     assert found.loss == pytest.approx(missed, rel=0.25)
     sizes = Twin(model, x, y).sizes ** 2
-    assert found.freedom == pytest.approx(float((sizes / (sizes + 0.9)).sum()), rel=0.1)
+    assert found.freedom == pytest.approx(float((sizes / (sizes + 0.6)).sum()), rel=0.1)
 
 
 def test_nothing_to_fit() -> None:

@@ -53,6 +53,7 @@ def test_it_is_the_kernel_for_every_reader(written: KernelTiles) -> None:
     assert np.array_equal(written[...], written[...].transpose(1, 0, 3, 2)), "symmetric to the last bit"
 
 
+@pytest.mark.slow
 def test_linear_algebra_from_the_tiles(written: KernelTiles) -> None:
     matrix = as_matrix(tangent_kernel(small(), points()))
     torch.testing.assert_close(written.matrix.to_dense(), matrix)

@@ -111,8 +111,9 @@ class Projection:
         slowest = float(self.values[self.values > self.noise].min())
         last = min(time, 50 / slowest)
         first = 1e-6 / float(self.values.max())
-        grid = torch.cat([torch.zeros(1), torch.logspace(0, math.log10(max(last / first, 10)), _QUADRATURE)]).double()
-        grid = (grid * first).clamp(max=last)
+        ends = math.log10(max(last / first, 10))
+        grid = torch.logspace(0, ends, _QUADRATURE, dtype=torch.float64, device="cpu")
+        grid = torch.nn.functional.pad(grid * first, (1, 0)).clamp(max=last)
         values = torch.stack([_flow(self.values, float(t), self.noise) @ weights for t in grid]).abs()
         area = float(torch.trapezoid(values, grid))
         return self.coupling * (area + float(values[-1]) * (time - last if math.isfinite(time) else 0.0))
@@ -190,8 +191,8 @@ class Krylov:
 
     def project(self) -> Projection:
         """Return the projection of the operator onto the space, diagonalised."""
-        diagonal = torch.tensor(self.diagonal, dtype=torch.float64)
-        beside = torch.tensor(self.beside, dtype=torch.float64)
+        diagonal = torch.tensor(self.diagonal, dtype=torch.float64, device="cpu")
+        beside = torch.tensor(self.beside, dtype=torch.float64, device="cpu")
         tridiagonal = torch.diag(diagonal) + torch.diag(beside[:-1], 1) + torch.diag(beside[:-1], -1)
         values, vectors = torch.linalg.eigh(tridiagonal)
         return Projection(values, vectors, self.norm, self.beside[-1])
@@ -212,8 +213,8 @@ class Krylov:
 
     def state(self) -> dict[str, Tensor]:
         """Return what `restore` needs to continue with the same bits."""
-        following = torch.empty(0) if self._next is None else self._next
-        numbers = torch.tensor([self.diagonal, self.beside], dtype=torch.float64)
+        following = self._basis.new_empty(0) if self._next is None else self._next
+        numbers = torch.tensor([self.diagonal, self.beside], dtype=torch.float64, device="cpu")
         return {"basis": self.basis, "next": following, "numbers": numbers}
 
     def restore(self, state: dict[str, Tensor]) -> None:
