@@ -1,7 +1,6 @@
 """Configuration: every test checks shapes and types at run time, and uses one torch thread.
 
-Tests marked `slow` run in `make slow`, which every change must pass too. Tests marked `hours` run with LAZYSCOPE_SLOW=1
-only, as do all of them then.
+Tests marked `slow` run in `make slow`. Tests marked `hours` run with LAZYSCOPE_SLOW=1 only, as do all of them then.
 """
 
 from __future__ import annotations
