@@ -20,13 +20,17 @@ from lazyscope.ambient import derivatives, ordinary
 from lazyscope.errors import LazyscopeError, ModelError
 from lazyscope.model.coordinates import Alpha, Coordinates, Studied, check_alpha, offset
 from lazyscope.model.forward import Output, from_function, from_module, plain_kernels
-from lazyscope.model.increment import Captured, FallbackWarning, Program, Scale, capture, split
+from lazyscope.model.increment import Blocks, Captured, FallbackWarning, Program, Scale, capture, split
 from lazyscope.model.increment.decisions import digest
 from lazyscope.model.inputs import Samples, check_inputs, flatten, signature, unflatten
 from lazyscope.model.refusal import check_output, check_weights, explained
 from lazyscope.notices import notify
 
 __all__ = ["Model", "check_inputs", "flatten", "plain_kernels", "signature", "studied", "unflatten"]
+
+
+_AS_THEY_ARE = Blocks()
+"""Repeated blocks that are neither recomputed nor compiled."""
 
 
 class Model(Studied):
@@ -331,15 +335,7 @@ class Model(Studied):
         return values
 
     def increment(
-        self,
-        params: Params,
-        state: Params,
-        x: Inputs,
-        scale: Scale,
-        v: Params,
-        *,
-        checkpointed: bool = False,
-        compiled: dict[str, Any] | None = None,
+        self, params: Params, state: Params, x: Inputs, scale: Scale, v: Params, blocks: Blocks = _AS_THEY_ARE
     ) -> tuple[Tensor, Tensor]:
         """Compute h(w₀) and the increment α(h(w₀ + v/α) - h(w₀)).
 
@@ -352,9 +348,8 @@ class Model(Studied):
             x: The inputs.
             scale: The scale α, as `Scale.of(alpha)`. An infinite α gives Dh(w₀)v.
             v: The displacement by name, with the shapes of `params`.
-            checkpointed: Whether repeated blocks are computed again in the backward pass instead of being kept.
-            compiled: Options of `torch.compile` with which repeated blocks are compiled, once for all of them. The
-                default, `None`, compiles nothing.
+            blocks: How repeated blocks, such as those of a transformer, run. By default they are neither recomputed in
+                the backward pass nor compiled.
 
         Returns:
             h(w₀) and the increment, both of the shape of the output.
@@ -371,7 +366,7 @@ class Model(Studied):
         program = self.program(captured)
         if program.joint is not None and self._at_once(captured):
             leaves = [*params.values(), *state.values(), *flatten(x)[1]]
-            return program.joint(scale, moves, leaves, checkpointed=checkpointed, compiled=compiled)
+            return program.joint(scale, moves, leaves, blocks)
         values = self._values(captured, params, state, x)
         if not captured.chosen:
             return values[-1], program.increment(scale, moves, values)
@@ -393,15 +388,7 @@ class Model(Studied):
         return initial, self.program(other).increment(scale, moves, held) + jump
 
     def increment_alone(
-        self,
-        params: Params,
-        state: Params,
-        x: Inputs,
-        scale: Scale,
-        v: Params,
-        *,
-        checkpointed: bool = False,
-        compiled: dict[str, Any] | None = None,
+        self, params: Params, state: Params, x: Inputs, scale: Scale, v: Params, blocks: Blocks = _AS_THEY_ARE
     ) -> Tensor:
         """Compute the increment α(h(w₀ + v/α) - h(w₀)) without h(w₀).
 
@@ -411,9 +398,8 @@ class Model(Studied):
             x: The inputs.
             scale: The scale α, as `Scale.of(alpha)`.
             v: The displacement by name, with the shapes of `params`.
-            checkpointed: Whether repeated blocks are computed again in the backward pass instead of being kept.
-            compiled: Options of `torch.compile` with which repeated blocks are compiled, once for all of them. The
-                default, `None`, compiles nothing.
+            blocks: How repeated blocks, such as those of a transformer, run. By default they are neither recomputed in
+                the backward pass nor compiled.
 
         Returns:
             The increment, of the shape of the output.
@@ -425,7 +411,7 @@ class Model(Studied):
         if not isinstance(scale.alpha, Tensor) and math.isinf(scale.alpha):
             captured.check_limit()
         leaves = [*params.values(), *state.values(), *flatten(x)[1]]
-        return lone(scale, [v[name] for name in params], leaves, checkpointed=checkpointed, compiled=compiled)
+        return lone(scale, [v[name] for name in params], leaves, blocks)
 
     def _at_once(self, captured: Captured) -> bool:
         """Whether values at w₀ and increments are computed together: where none is wanted in float64."""

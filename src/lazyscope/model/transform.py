@@ -12,15 +12,17 @@ from __future__ import annotations
 import copy
 import math
 from abc import abstractmethod
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from lazyscope._typing import Inputs, Params
 from lazyscope.errors import ModelError, ScaleError
 from lazyscope.model.base import Model
 from lazyscope.model.coordinates import check_alpha
-from lazyscope.model.increment import Scale
+from lazyscope.model.increment import Blocks, Scale
 from lazyscope.model.inputs import as_inputs
 
 
@@ -48,7 +50,7 @@ _Places = tuple[list[tuple[str, dict[str, Any], str]], ...]
 
 
 def _place(root: nn.Module, name: str, kind: str) -> tuple[dict[str, Any], str]:
-    """The dictionary of the module that holds a tensor, and its name there."""
+    """Find the dictionary of the module that holds a tensor, and its key there."""
     *path, leaf = name.split(".")
     for part in path:
         root = root._modules[part]  # type: ignore[assignment]
@@ -60,8 +62,7 @@ class TangentModule(nn.Module):
 
     def __init__(self, model: Model | nn.Module, scale: Scale, checkpointed: bool = False) -> None:
         super().__init__()
-        self._checkpointed = checkpointed
-        self._compiled: dict[str, Any] | None = None
+        self._blocks = Blocks(checkpointed)
         self._found: _Places | None = None
         studied = Model.of(model)
         self._studied: Model = studied
@@ -76,19 +77,15 @@ class TangentModule(nn.Module):
             _plant(self._modules["_start"], name, b, trainable=False)  # type: ignore[arg-type]
 
     def _increment(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Tensor, Tensor]:
-        """(h(w₀), Δ) on the inputs."""
-        return self._studied.increment(
-            *self._problem(args, kwargs), checkpointed=self._checkpointed, compiled=self._compiled
-        )
+        """Compute h(w₀) and the increment on the inputs."""
+        return self._studied.increment(*self._problem(args, kwargs), self._blocks)
 
     def _increment_alone(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
-        """Δ on the inputs."""
-        return self._studied.increment_alone(
-            *self._problem(args, kwargs), checkpointed=self._checkpointed, compiled=self._compiled
-        )
+        """Compute the increment on the inputs."""
+        return self._studied.increment_alone(*self._problem(args, kwargs), self._blocks)
 
-    def _problem(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ...]:
-        """w₀, state, inputs, scale and v."""
+    def _problem(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Params, Params, Inputs, Scale, Params]:
+        """Collect the arguments of `Model.increment`: w₀, the state, the inputs, the scale and v."""
         model, (moves, start, fixed) = self._studied, self._places
         v = {name: model.as_studied(name, tensors[leaf]) for name, tensors, leaf in moves}
         w0 = {name: model.as_studied(name, tensors[leaf]) for name, tensors, leaf in start}
@@ -97,9 +94,9 @@ class TangentModule(nn.Module):
 
     @property
     def _places(self) -> _Places:
-        """Where v, w₀ and the state are: their names, and dictionaries of modules with their names there.
+        """The places of v, w₀ and the state: each name, the dictionary that holds the tensor, and the key in it.
 
-        Found once, since a walk through all modules takes milliseconds, as long as many kernels on a GPU.
+        They are found once, because walking through all modules takes milliseconds, as long as many GPU kernels.
         """
         if self._found is None:
             start: Any = self._modules["_start"]
@@ -126,7 +123,7 @@ class TangentModule(nn.Module):
             **kwargs: Options of `torch.compile`. In bfloat16 on a GPU, where short kernels wait for Python,
                 `mode="reduce-overhead"` is faster.
         """
-        self._compiled = dict(kwargs)
+        self._blocks = replace(self._blocks, compiled=dict(kwargs))
 
     @abstractmethod
     def forward(self, *args: Any, **kwargs: Any) -> Tensor:

@@ -18,7 +18,7 @@ from lazyscope.model.increment.attention import written_out
 aten = torch.ops.aten
 
 _ELEMENTWISE = {aten.add.Tensor, aten.sub.Tensor, aten.mul.Tensor, aten.div.Tensor}
-_RESHAPES = {
+RESHAPES = {
     aten.view.default,
     aten._unsafe_view.default,
     aten.unsqueeze.default,
@@ -26,6 +26,7 @@ _RESHAPES = {
     aten.squeeze.dims,
     aten.squeeze.default,
 }
+"""Operations that change the shape of a tensor and nothing else."""
 
 
 def operations(captured: Captured) -> fx.GraphModule:
@@ -121,7 +122,7 @@ class _Cut:
             return (self._part(arguments[0], 1 - dim, start, stop),)
         if target in _ELEMENTWISE:
             return tuple(self._aligned(each, node, dim, start, stop) for each in arguments)
-        if target in _RESHAPES:
+        if target in RESHAPES:
             return self._reshaped(node, dim, start, stop, shape)
         return None
 

@@ -26,7 +26,7 @@ from lazyscope.model.increment.base import FINE
 from lazyscope.model.increment.watch import stop
 from lazyscope.model.inputs import Samples
 from lazyscope.tangent.convolution import convolution, trilinear
-from lazyscope.tangent.narrow import operations
+from lazyscope.tangent.narrow import RESHAPES, operations
 
 aten = torch.ops.aten
 
@@ -40,16 +40,10 @@ REPLACED: dict[Any, Callable[..., Any]] = {
     aten._prelu_kernel.default: lambda x, slope: torch.where(x > 0, x, slope * x),
 }
 
-MOVEMENTS = {
+MOVEMENTS = RESHAPES | {
     aten.t.default,
     aten.transpose.int,
     aten.permute.default,
-    aten.view.default,
-    aten._unsafe_view.default,
-    aten.unsqueeze.default,
-    aten.squeeze.dim,
-    aten.squeeze.dims,
-    aten.squeeze.default,
     aten.clone.default,
     aten.alias.default,
     aten.slice.Tensor,

@@ -4,5 +4,6 @@ from lazyscope.model.increment.base import Pair, Scale
 from lazyscope.model.increment.capture import Captured, capture
 from lazyscope.model.increment.fallback import FallbackWarning
 from lazyscope.model.increment.program import Program, split
+from lazyscope.model.increment.repeated import Blocks
 
-__all__ = ["Captured", "FallbackWarning", "Pair", "Program", "Scale", "capture", "split"]
+__all__ = ["Blocks", "Captured", "FallbackWarning", "Pair", "Program", "Scale", "capture", "split"]

@@ -23,7 +23,7 @@ from lazyscope.model.increment import attention, choice, extremum, kink, linear,
 from lazyscope.model.increment.base import CONSTANT, FINE, LINEAR, STEPS, Choice, Pair, Scale
 from lazyscope.model.increment.capture import Captured
 from lazyscope.model.increment.fallback import rule_of
-from lazyscope.model.increment.repeated import again, compiled_alone, outlined, region
+from lazyscope.model.increment.repeated import Blocks, again, compiled_alone, outlined, region
 from lazyscope.model.increment.watch import stop
 
 ROOMS = (attention, smooth, kink, product, extremum, normalise, linear, choice)
@@ -42,8 +42,8 @@ class Program:
         increment: A function of the scale, of v (in the order of the trainable parameters) and of the values from the
             base program. It returns the increment α(h(w) - h(w₀)).
         joint: A function of the scale, of v and of all leaves that returns h(w₀) and the increment. It goes through the
-            layers once and frees values at w₀ early. With `checkpointed`, repeated blocks are recomputed in the
-            backward pass; with `compiled`, they are compiled once. It is None if choices depend on the parameters.
+            layers once and frees values at w₀ early. Its last argument says how repeated blocks
+            run. It is None if choices depend on the parameters.
         lone: The same function without h(w₀) in its result.
         kinked: Whether an operation of the forward (ReLU, max-pooling, sorting) is not differentiable everywhere.
         without_rule: The operations that have no increment rule and are computed as float64 differences.
@@ -106,23 +106,16 @@ def _second(program: fx.GraphModule) -> fx.GraphModule:
 
 
 def _run(flat: fx.GraphModule, inside: fx.GraphModule, forgetful: fx.GraphModule) -> Callable[..., Any]:
-    apart: dict[Any, Callable[..., Any]] = {}
+    apart: dict[str, Callable[..., Any]] = {}
 
-    def run(
-        scale: Scale,
-        moves: Sequence[Tensor],
-        leaves: Sequence[Tensor],
-        *,
-        checkpointed: bool = False,
-        compiled: dict[str, Any] | None = None,
-    ) -> Any:
-        program: Callable[..., Any] = forgetful if checkpointed else flat
+    def run(scale: Scale, moves: Sequence[Tensor], leaves: Sequence[Tensor], blocks: Blocks) -> Any:
+        program: Callable[..., Any] = forgetful if blocks.checkpointed else flat
         if torch.compiler.is_compiling():
-            program = program if checkpointed else inside
-        elif compiled is not None:
-            key = checkpointed, str(compiled)
+            program = program if blocks.checkpointed else inside
+        elif blocks.compiled is not None:
+            key = str(blocks)
             if key not in apart:
-                apart[key] = _compiled(flat, checkpointed, compiled)
+                apart[key] = _compiled(flat, blocks.checkpointed, blocks.compiled)
             program = apart[key]
         return program(scale, *moves, *(leaf.detach() for leaf in leaves))
 

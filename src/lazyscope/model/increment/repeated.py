@@ -21,6 +21,21 @@ from torch.utils.checkpoint import checkpoint
 
 from lazyscope.model.increment.base import Scale
 
+
+@dataclass(frozen=True)
+class Blocks:
+    """How the repeated blocks of a program run.
+
+    Args:
+        checkpointed: Whether they are computed again in the backward pass instead of being kept.
+        compiled: The options of `torch.compile` with which they are compiled, once for all of them. The default,
+            `None`, compiles nothing.
+    """
+
+    checkpointed: bool = False
+    compiled: dict[str, Any] | None = None
+
+
 _SHORTEST = 8
 """The smallest number of operations that are turned into a function."""
 
@@ -115,9 +130,14 @@ def _alike(alpha: Any, epsilon: Any, *inputs: Any) -> int:
 
 
 def compiled_alone(part: fx.GraphModule, options: dict[str, Any]) -> Callable[..., Any]:
-    """Return a function that calls a part and is compiled by itself, with the given options of `torch.compile`.
+    """Compile one part of a program, without the rest of it.
 
-    It is compiled when it is first called. The rest of the program is not compiled.
+    Args:
+        part: The part.
+        options: The options of `torch.compile`.
+
+    Returns:
+        A function with the arguments of the part, which is compiled when it is first called.
     """
 
     def inner(alpha: Any, epsilon: Any, *inputs: Any) -> Any:

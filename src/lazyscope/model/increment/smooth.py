@@ -150,7 +150,8 @@ SLOPES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     "cos": lambda a, step: -torch.sin(a + 0.5 * step) * _sine_over(step),
     "sinh": lambda a, step: 0.5 * (_exp(a, step) + _exp(-a, -step)),
     "cosh": lambda a, step: 0.5 * (_exp(a, step) - _exp(-a, -step)),
-    "atan": lambda a, step: mean_slope(torch.atan, lambda t: 1.0 / (1.0 + t * t), a, step * 1.0),
+    # The difference of two angles; the quadrature of `mean_slope` would not be exact, as atan has poles at ±i.
+    "atan": lambda a, step: quotient(torch.atan2(step, 1.0 + a * (a + step)), step, 1.0 / (1.0 + a * a)),
     "gelu": _gelu,
     "gelu_tanh": _gelu_tanh,
     "softplus": lambda a, step: mean_slope(F.softplus, torch.sigmoid, a, step),
