@@ -28,6 +28,9 @@ CASES: dict[str, tuple[list[tuple[int, ...]], tuple[int, ...] | None, dict[str, 
     "hidden rows": ([(2, 3, 20, 8)] * 3, None, {}, "rows"),
     "distances": ([(2, 3, 37, 8)] * 3, None, {}, "distances"),
     "moving bias": ([(2, 3, 20, 8)] * 3, (1, 3, 20, 20), {}, ""),
+    "bias of each image": ([(2, 3, 37, 8)] * 3, (2, 1, 37, 37), {}, ""),
+    "bias of all": ([(5, 3, 20, 8)] * 3, (20, 20), {}, ""),
+    "bias of keys": ([(2, 6, 20, 8), (2, 2, 37, 8), (2, 2, 37, 8)], (6, 1, 37), {"enable_gqa": True}, ""),
     "three dimensions": ([(4, 20, 8)] * 3, None, {}, ""),
 }
 

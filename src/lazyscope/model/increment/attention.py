@@ -215,12 +215,14 @@ class _StreamedAttention(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         *point, out, level = ctx.saved_tensors
         grad = grads[0]
-        if ctx.needs_input_grad[6] or torch.is_grad_enabled():
+        moving, dbias = ctx.needs_input_grad[6], None
+        if torch.is_grad_enabled():  # the kernels have no second derivatives
             dq, dk, dv, dbias = gradients(grad, *point, *ctx.options)
         else:
             dq, dk, dv = torch.ops.lazyscope.attention_gradient(grad, *point, out, level, *ctx.options)
-            dbias = None
-        return None, dq, None, dk, dv, None, dbias if ctx.needs_input_grad[6] else None, *(None,) * 7
+            if moving:
+                dbias = torch.ops.lazyscope.attention_bias_gradient(grad, *point, out, level, *ctx.options)
+        return None, dq, None, dk, dv, None, dbias if moving else None, *(None,) * 7
 
 
 def _attention(

@@ -73,6 +73,14 @@ def fused_increment(name: str, base: Tensor, delta: Tensor, epsilon: float) -> T
     return triton_pointwise.increment(_KINDS[name], base, delta, float(epsilon))
 
 
+def fused_relu(base: Tensor, delta: Tensor, alpha: float, bound: float) -> tuple[Tensor, Tensor]:
+    """Compute Δ of max(x, 0), with infinite values of αx₀ replaced by `bound`, and where its derivative is one."""
+    from lazyscope.model.increment import triton_pointwise
+
+    base, delta = _alike(base, delta)
+    return triton_pointwise.relu(base, delta, alpha, bound)
+
+
 def fused_layer_norm(
     base: Tensor, delta: Tensor, weight: tuple[Any, Any, Any], shift: Any, size: int, offset: float, epsilon: float
 ) -> Tensor:

@@ -12,13 +12,16 @@ from lazyscope.model.increment.base import (
     Pair,
     Scale,
     add,
+    applied,
     base_of,
     big,
     fine_rule,
+    in_transform,
     linear_map,
     negative,
     times,
 )
+from lazyscope.model.increment.fused import fused_relu, on_gpu
 from lazyscope.model.increment.smooth import apply
 
 
@@ -34,8 +37,28 @@ def relu(scale: Scale, a: Any) -> Any:
     return Pair(torch.relu(a.base), relu_delta(scale, a))
 
 
+class _Relu(torch.autograd.Function):
+    """The increment Δ of max(x, 0) as one GPU kernel, which also tells where the derivative is one."""
+
+    @staticmethod
+    def forward(base: Tensor, delta: Tensor, alpha: float) -> tuple[Tensor, Tensor]:
+        return fused_relu(base, delta, alpha, big(delta.dtype))
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+        ctx.mark_non_differentiable(output[1])
+        ctx.save_for_backward(output[1])
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        return None, grads[0] * ctx.saved_tensors[0], None
+
+
 def relu_delta(scale: Scale, a: Pair) -> Tensor:
     """Compute Δ of max(x, 0)."""
+    if not isinstance(scale.alpha, Tensor) and on_gpu(a.base, a.delta) and a.delta.numel() > 0 and not in_transform():
+        found: Tensor = applied(_Relu, a.base.detach(), a.delta, float(scale.alpha))[0]
+        return found
     barrier = kink_barrier(scale, a.base, a.delta.dtype)
     return torch.where(a.delta > barrier, a.delta, barrier) - barrier.clamp(min=0.0)
 

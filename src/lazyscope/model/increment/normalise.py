@@ -234,11 +234,45 @@ def _group_norm(
     return _affine(scale, normal, weight, bias, (1, c) + (1,) * (len(shape) - 2)).delta, None, None
 
 
+class _BatchNorm(torch.autograd.Function):
+    """The increment Δ of a batch norm with fixed statistics. Its derivative depends only on the current point."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(
+        x: Tensor, dx: Tensor, dw: Any, db: Any, mean: Tensor, var: Tensor, now_x: Tensor, now_w: Any, eps: float
+    ) -> Tensor:
+        norm = torch.nn.functional.batch_norm
+        out = norm(dx, torch.zeros_like(mean), var, now_w, db, False, 0.0, eps)
+        return out if dw is None else out + norm(x, mean, var, dw, None, False, 0.0, eps)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        ctx.save_for_backward(*inputs[4:8])
+        ctx.eps = inputs[8]
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        mean, var, x, weight = ctx.saved_tensors
+        needs = [ctx.needs_input_grad[place] for place in (1, 2, 3)]
+        dx, dw, db = torch.ops.aten.native_batch_norm_backward(
+            grads[0].contiguous(), x, weight, mean, var, None, None, False, ctx.eps, needs
+        )
+        moved = [found if needed else None for found, needed in zip((dx, dw, db), needs, strict=True)]
+        return None, *moved, *(None,) * 5
+
+
 def _batch_norm(scale: Scale, a: Any, weight: Any, bias: Any, mean: Tensor, var: Tensor, eps: Number) -> Any:
-    shape = _channels(a)
-    factor = torch.rsqrt(var + eps).reshape(shape)
-    normal = times(scale, add(a, -mean.reshape(shape)), factor)
-    return _affine(scale, normal, weight, bias, shape).delta
+    if not isinstance(a, Pair):
+        normal = torch.nn.functional.batch_norm(a, mean, var, eps=eps)
+        return _affine(scale, normal, weight, bias, _channels(a)).delta
+    moving, shift = isinstance(weight, Pair), bias.delta if isinstance(bias, Pair) else None
+    now = weight.current(scale) if moving else weight
+    *operands, x, w = _widest(
+        a.base, a.delta, weight.delta if moving else None, shift, mean, var, a.current(scale), now
+    )
+    return applied(_BatchNorm, *operands, x, w, eps)
 
 
 def _channels(a: Any) -> tuple[int, ...]:

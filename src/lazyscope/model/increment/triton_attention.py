@@ -2,6 +2,8 @@
 
 A first pass over the keys computes λ₀, λ and Λ of each query, and a second pass computes Δo. The backward pass is that
 of attention at the current point, and uses λ and o at this point.
+
+Longer than 350 lines because Triton kernels take every size and stride as an argument of its own.
 """
 
 from __future__ import annotations
@@ -243,6 +245,41 @@ def _key_kernel(
     tl.store(at, value_total.to(dv.dtype.element_ty), mask=inside & (value_places < VALUES))
 
 
+@triton.jit
+def _bias_kernel(
+    parts, grad, q, k, v, bias, level, inner, sqb, sqh, sqm, sqd, skb, skh, skn, skd, svb, svh, svn, svd, sgb, sgh,
+    sgm, sgd, sbb, sbh, sbm, sbn, heads, group, queries, keys, factor, CAUSAL: tl.constexpr, SIZE: tl.constexpr,
+    VALUES: tl.constexpr, D: tl.constexpr, DV: tl.constexpr, own_heads, shared_heads, members, PARTS: tl.constexpr,
+    BM: tl.constexpr, BN: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    factor = tl.cast(factor, tl.float32)
+    which, part = tl.program_id(0) // PARTS, tl.program_id(0) % PARTS
+    rows, columns = tl.program_id(1) * BM + tl.arange(0, BM), tl.program_id(2) * BN + tl.arange(0, BN)
+    places, value_places = tl.arange(0, D)[None, :], tl.arange(0, DV)[None, :]
+    shown = (columns[None, :] < keys) & (rows[:, None] < queries)
+    if CAUSAL:
+        shown = shown & (columns[None, :] <= rows[:, None])
+    total = tl.zeros([BM, BN], tl.float32)
+    for member in range(part, members, PARTS):
+        # Of the two terms, one is zero: either each image (or head) has a bias of its own, or all of them share one.
+        batch = (which // own_heads + member // shared_heads).to(tl.int64)
+        head = (which % own_heads + member % shared_heads).to(tl.int64)
+        query = _tile(q + batch * sqb + head * sqh, rows[:, None], places, sqm, sqd, queries, SIZE)
+        g = _tile(grad + batch * sgb + head * sgh, rows[:, None], value_places, sgm, sgd, queries, VALUES)
+        key = _tile(k + batch * skb + (head // group) * skh, columns[:, None], places, skn, skd, keys, SIZE)
+        value = _tile(v + batch * svb + (head // group) * svh, columns[:, None], value_places, svn, svd, keys, VALUES)
+        at = (batch * heads + head) * queries + rows
+        levels = tl.load(level + at, mask=rows < queries, other=float("inf"))
+        products = tl.load(inner + at, mask=rows < queries, other=0.0)
+        scores = tl.dot(query, tl.trans(key), input_precision=PRECISION) * factor
+        at = bias + batch * sbb + head * sbh
+        scores = _bias(scores, at, rows[:, None], columns[None, :], sbm, sbn, queries, keys, 2)
+        p = tl.where(shown, tl.exp(scores - levels[:, None]), 0.0)
+        total += p * (tl.dot(g, tl.trans(value), input_precision=PRECISION) - products[:, None])
+    at = parts + tl.program_id(0).to(tl.int64) * queries * keys + rows[:, None] * keys + columns[None, :]
+    tl.store(at, total, mask=(columns[None, :] < keys) & (rows[:, None] < queries))
+
+
 # ── launches ───────────────────────────────────────────────────────────────────────────────────────────────────────
 def _precision() -> str:
     """Return the precision of matrix products: TF32 if torch allows it, otherwise the sum of three TF32 products."""
@@ -312,6 +349,40 @@ def attention_increment(
             _precision(), num_warps=warps, num_stages=stages,
         )  # fmt: skip
     return out, level
+
+
+@triton_op(
+    "lazyscope::attention_bias_gradient",
+    mutates_args={},
+    schema="(Tensor grad, Tensor q, Tensor k, Tensor v, Tensor bias, Tensor out, Tensor level, bool causal,"
+    " float factor) -> Tensor",
+)
+def attention_bias_gradient(
+    grad: Tensor, q: Tensor, k: Tensor, v: Tensor, bias: Tensor, out: Tensor, level: Tensor, causal: bool,
+    factor: float,
+) -> Tensor:  # fmt: skip
+    """Compute the gradient with respect to a bias, summed over the images and the heads that share it.
+
+    The sum over many small images is split into parts, since a few programs would leave most of the GPU idle.
+    """
+    batch, heads, queries, size = q.shape
+    keys, values = v.shape[-2:]
+    inner = (grad.float() * out.float()).sum(-1).contiguous()
+    own_batch, own_heads = (bias.shape[place] if bias.dim() >= -place else 1 for place in (-4, -3))
+    shared_heads = heads // own_heads
+    members = batch // own_batch * shared_heads
+    rows, columns, warps, stages = _block(q, 64)
+    tiles = triton.cdiv(queries, rows), triton.cdiv(keys, columns)
+    parts = min(members, triton.cdiv(1024, own_batch * own_heads * tiles[0] * tiles[1]))
+    found = q.new_empty(own_batch, own_heads, parts, queries, keys, dtype=torch.float32)
+    _, biases, _ = _bias_of(bias, q, (batch, heads, queries, keys))
+    with on_device(q):
+        wrap_triton(_bias_kernel)[(own_batch * own_heads * parts, *tiles)](
+            found, grad, q, k, v, bias, level, inner, *q.stride(), *k.stride(), *v.stride(), *grad.stride(), *biases,
+            heads, heads // k.shape[1], queries, keys, factor, causal, size, values, _padded(size), _padded(values),
+            own_heads, shared_heads, members, parts, rows, columns, _precision(), num_warps=warps, num_stages=stages,
+        )  # fmt: skip
+    return found.sum(2).sum_to_size(bias.shape).to(bias.dtype)
 
 
 @triton_op(

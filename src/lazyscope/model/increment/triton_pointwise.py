@@ -1,4 +1,4 @@
-"""Smooth functions and layer norms as single GPU kernels, with the formulas of `smooth` and `normalise` in float32."""
+"""Smooth functions, ReLU and layer norms as single GPU kernels, with the formulas of the rules in float32."""
 
 from __future__ import annotations
 
@@ -109,6 +109,25 @@ def increment(kind: int, base: Tensor, delta: Tensor, epsilon: float) -> Tensor:
     with on_device(delta):
         _increment_kernel[(triton.cdiv(count, _BLOCK),)](out, base, delta, epsilon, count, kind, _BLOCK)
     return out
+
+
+@triton.jit
+def _relu_kernel(out, active, base, delta, alpha, bound, count, BLOCK: tl.constexpr):
+    place = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    inside = place < count
+    d = tl.load(delta + place, mask=inside, other=0.0).to(tl.float32)
+    n = -alpha * tl.load(base + place, mask=inside, other=0.0).to(tl.float32)
+    n = tl.where(n != n, bound, tl.minimum(tl.maximum(n, -bound), bound))
+    tl.store(out + place, tl.where(d > n, d, n) - tl.maximum(n, 0.0), mask=inside)
+    tl.store(active + place, d > n, mask=inside)
+
+
+def relu(base: Tensor, delta: Tensor, alpha: float, bound: float) -> tuple[Tensor, Tensor]:
+    """Compute Δ of max(x, 0) for tensors with the same memory layout, and where its derivative is one."""
+    out, active, count = torch.empty_like(delta), torch.empty_like(delta, dtype=torch.bool), delta.numel()
+    with on_device(delta):
+        _relu_kernel[(triton.cdiv(count, _BLOCK),)](out, active, base, delta, alpha, bound, count, _BLOCK)
+    return out, active
 
 
 @triton.jit
