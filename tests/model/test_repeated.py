@@ -146,12 +146,14 @@ def test_blocks_that_are_compiled_apart_give_the_same_values_and_gradients() -> 
     assert done.stdout.strip().endswith("same"), done.stderr[-2000:]
 
 
-def test_distributed_data_parallel_in_two_processes(tmp_path: Path) -> None:
+def test_training_in_two_processes_with_whole_and_with_sharded_parameters(tmp_path: Path) -> None:
     script = """
         import os, sys, torch
         import torch.distributed as dist
         import torch.multiprocessing as mp
         from torch import nn
+        from torch.distributed.device_mesh import init_device_mesh
+        from torch.distributed.fsdp import fully_shard
         from lazyscope import Linearised, Scaled
 
         def data():
@@ -169,15 +171,21 @@ def test_distributed_data_parallel_in_two_processes(tmp_path: Path) -> None:
                 optimiser.zero_grad()
                 nn.functional.mse_loss(lazy(x), y).backward()
                 optimiser.step()
-            return torch.cat([p.detach().flatten() for p in lazy.parameters()])
+            whole = [p.detach().full_tensor() if hasattr(p, "full_tensor") else p.detach() for p in lazy.parameters()]
+            return torch.cat([p.flatten() for p in whole])
 
         def work(rank, port):
             os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
             dist.init_process_group("gloo", rank=rank, world_size=2)
             x, y = data()
-            for lazy, alone in zip(make(), make()):
+            for lazy, sharded, alone in zip(make(), make(), make()):
+                true = train(alone, x, y)
                 both = train(nn.parallel.DistributedDataParallel(lazy), x[rank::2], y[rank::2])
-                torch.testing.assert_close(both, train(alone, x, y), rtol=1e-4, atol=1e-6)
+                torch.testing.assert_close(both, true, rtol=1e-4, atol=1e-6)
+                fully_shard(sharded, mesh=init_device_mesh("cpu", (2,)))
+                largest = max(p.numel() for p in alone.parameters())
+                assert max(p.to_local().numel() for p in sharded.parameters()) < largest
+                torch.testing.assert_close(train(sharded, x[rank::2], y[rank::2]), true, rtol=1e-4, atol=1e-6)
             dist.destroy_process_group()
 
         if __name__ == "__main__":
