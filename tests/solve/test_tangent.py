@@ -198,3 +198,32 @@ def test_misuse_names_the_remedy(changes: dict[str, Any], match: str) -> None:
     model, (x, y) = network(3, 8, 1, 0), data(6, 3, 1, 1)
     with pytest.raises(InputError, match=match):
         tangent.tangent_solve(model, x, **{"y": y, **changes})
+
+
+@pytest.mark.parametrize("ridge", [0.0, 1e-3])
+def test_a_preconditioner_changes_the_work_and_not_the_solution(ridge: float) -> None:
+    model, (x, y) = network(6, 20, 2, 0), data(16, 6, 2, 1)
+    true = tangent.tangent_solve(model, x, y, ridge=ridge)
+    found = tangent.tangent_solve(model, x, y, ridge=ridge, precondition=len(x) // 2)
+    assert found.converged
+    assert close(flat(found.v), flat(true.v), 1e-7)
+    with pytest.raises(InputError, match="precondition=0"):
+        found.flow([1.0])
+
+
+def test_a_preconditioner_that_cannot_be_made_is_refused() -> None:
+    model, (x, y) = network(6, 20, 2, 0), data(16, 6, 2, 1)
+    with pytest.raises(InputError, match="cannot be drawn"):
+        tangent.tangent_solve(model, x, y, precondition=len(x) + 1)
+    narrow = Model(nn.Linear(2, 1)).double()
+    with pytest.raises(InputError, match="precondition=0"):
+        tangent.tangent_solve(narrow, *data(20, 2, 1, 0), precondition=3)
+
+
+def test_a_preconditioned_iteration_resumes_to_the_same_bits(tmp_path: Path) -> None:
+    model, (x, y) = network(6, 20, 2, 0), data(16, 6, 2, 1)
+    whole = tangent.tangent_solve(model, x, y, precondition=5, tolerance=1e-8)
+    path = tmp_path / "iteration"
+    tangent.tangent_solve(model, x, y, precondition=5, tolerance=1e-8, iterations=6, checkpoint=path, every=3)
+    resumed = tangent.tangent_solve(model, x, y, precondition=5, tolerance=1e-8, checkpoint=path, every=3)
+    assert all(torch.equal(resumed.v[name], each) for name, each in whole.v.items())

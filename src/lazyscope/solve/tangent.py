@@ -28,13 +28,16 @@ from lazyscope.flow.objective import Times, check_times
 from lazyscope.labels import Target
 from lazyscope.linalg.eigen import Gram
 from lazyscope.linalg.krylov import Krylov, Projection
+from lazyscope.linalg.nystrom import Nystrom
 from lazyscope.linalg.operator import Operator, Symmetric
-from lazyscope.linalg.solve import conjugate_gradients
+from lazyscope.linalg.solve import ConjugateGradients, conjugate_gradients
 from lazyscope.linalg.trace import signs
 from lazyscope.memory import Memory, default_memory, parse_memory
 from lazyscope.model.base import Model
+from lazyscope.model.inputs import Samples
 from lazyscope.model.jacobian import JacobianOperator
 from lazyscope.progress import Bar, fallen
+from lazyscope.tangent.kernel import tangent_kernel
 from lazyscope.tangent.regression import as_outputs
 
 _DEFAULT = {"cpu": 4 << 30, "cuda": 64 << 30}
@@ -56,6 +59,8 @@ def tangent_solve(
     iterations: int | None = None,
     batch: int = 128,
     memory: Memory | None = None,
+    precondition: int = 0,
+    seed: int = 0,
     checkpoint: Path | str | None = None,
     every: int = 50,
 ) -> TangentSolution:
@@ -64,7 +69,9 @@ def tangent_solve(
     v minimises (1/2n)‖h(w₀) + Dh(w₀)v - y‖² + (ridge/2)‖v‖², the square loss that `tangent_flow` and training use.
     Without a ridge it is the minimiser of smallest norm, the limit of the gradient flow from v = 0. The method is
     Lanczos with full orthogonalisation. Each iteration costs one product with Dh(w₀) and one with its transpose, about
-    as much as one epoch of training. The function returns even if the iteration does not converge, with the residual.
+    as much as one epoch of training. With `precondition`, the method is conjugate gradients with a Nyström
+    preconditioner, which needs far fewer iterations on data with a few large and many small eigenvalues, but gives
+    neither the flow nor other ridges. The function returns even if the iteration does not converge, with the residual.
 
     Args:
         model: A model or a module. It is not modified.
@@ -80,8 +87,12 @@ def tangent_solve(
         memory: The memory for the basis of the Krylov space, as a number of bytes or a string such as "20GB". If it is
             full, the iteration starts again from the residual; the flow and other ridges are then not available.
             `None` uses half of the free memory, 4 GiB at most on a CPU and 64 GiB at most on a GPU.
-        checkpoint: A file in which the basis is stored every `every` iterations. If it exists, the iteration continues
-            from it, with the same result to the last bit.
+        precondition: The number of points, drawn at random, from which the preconditioner is made. Their kernel with
+            all n points is computed and kept, which takes n·precondition numbers. It must be 0 (no preconditioner) if
+            there are more outputs than parameters.
+        seed: The seed that draws these points.
+        checkpoint: A file in which the iteration is stored every `every` iterations. If it exists, the iteration
+            continues from it, with the same result to the last bit.
         every: The number of iterations between two checkpoints.
 
     Returns:
@@ -115,7 +126,11 @@ def tangent_solve(
     limit = 10 * min(jacobian.shape) if iterations is None else iterations
     bound = parse_memory(memory) or default_memory(jacobian.device, _DEFAULT)
     room = max(2, bound // (2 * problem.equation.shape[0] * jacobian.dtype.itemsize))  # one space kept, one that grows
-    return _iterate(problem, tolerance, limit, room, None if checkpoint is None else Checkpoint(checkpoint), every)
+    stored = None if checkpoint is None else Checkpoint(checkpoint)
+    plan = _Plan(tolerance, limit, room, stored, every)
+    if precondition == 0:
+        return _iterate(problem, plan)
+    return _iterate(problem, plan, _preconditioner(problem, x, precondition, seed, bound))
 
 
 class _Problem:
@@ -150,39 +165,69 @@ class _Problem:
         return left, float(gradient.norm())
 
 
-def _iterate(
-    problem: _Problem, tolerance: float, limit: int, room: int, checkpoint: Checkpoint | None, every: int
-) -> TangentSolution:
-    """Solve the equation in one Krylov space, and again for what rounding and a full memory have left."""
+@dataclass(frozen=True)
+class _Plan:
+    """When the iteration ends, how many vectors it may keep, and where it is stored."""
+
+    tolerance: float
+    limit: int
+    room: int
+    checkpoint: Checkpoint | None
+    every: int
+
+
+def _preconditioner(problem: _Problem, x: Inputs, points: int, seed: int, memory: int) -> Nystrom:
+    """Compute the kernel between all points and some of them, averaged over the outputs."""
+    jacobian = problem.jacobian
+    if problem.space == "parameters":
+        raise InputError(
+            f"There are {jacobian.shape[0]} outputs and only {jacobian.shape[1]} parameters, and the preconditioner"
+            " acts on the outputs; pass precondition=0."
+        )
+    if not 0 < points <= jacobian.n:
+        raise InputError(f"precondition={points} points cannot be drawn from {jacobian.n}; pass a smaller number.")
+    places = torch.randperm(jacobian.n, generator=torch.Generator().manual_seed(seed), device="cpu")[:points]
+    places = places.sort().values.to(jacobian.device)
+    few = Samples(x).rows(places)
+    columns = tangent_kernel(jacobian.model, x, few, outputs="trace", memory=memory)
+    return Nystrom(columns, places, shift=problem.shift)
+
+
+def _iterate(problem: _Problem, plan: _Plan, precondition: Nystrom | None = None) -> TangentSolution:
+    """Solve the equation, and solve it again for what rounding and a full memory have left."""
     right = problem.right(problem.target - problem.start)
     size = float(right.norm())
     u, v = torch.zeros_like(right), torch.zeros(problem.jacobian.shape[1], dtype=right.dtype, device=right.device)
     steepest = problem.left(u, v)[1]
     relative, done, whole = float(steepest > 0), 0, None
     with ExitStack() as stack, Bar("tangent model", total=1.0) as bar:
-        if checkpoint is not None:
-            stack.enter_context(checkpoint)
-        while relative > tolerance and done < limit:
-            krylov = Krylov(problem.equation, right)
-            stored = _Stored(checkpoint, every, right) if checkpoint is not None and done == 0 else None
-            if stored is not None:
-                stored.resume(krylov)
-            met = _grow(krylov, problem.shift, tolerance * size, min(room, limit - done), stored, bar)
-            if done == 0 and (met or krylov.size == limit):
-                whole = krylov
-            done += krylov.size
-            u = u + krylov.combine(krylov.project().solution(problem.shift))
+        if plan.checkpoint is not None:
+            stack.enter_context(plan.checkpoint)
+        while relative > plan.tolerance and done < plan.limit:
+            goal, most = plan.tolerance * size, plan.limit - done
+            stored = _Stored(plan.checkpoint, plan.every, right) if plan.checkpoint is not None and done == 0 else None
+            if precondition is None:
+                krylov = Krylov(problem.equation, right)
+                met = _grow(krylov, problem.shift, goal, min(plan.room, most), stored, bar)
+                if done == 0 and (met or krylov.size == plan.limit):
+                    whole = krylov
+                more, count = krylov.combine(krylov.project().solution(problem.shift)), krylov.size
+            else:
+                more, count, met = _descend(problem, right, precondition, goal, most, stored, bar)
+            u, done = u + more, done + count
             v = problem.weights(u)
             right, slope = problem.left(u, v)
             previous, relative = relative, slope / steepest
             if met and relative > 0.5 * previous:  # no more than rounding is left
                 break
     # Rounding makes the recurrence deviate from the true gradient; a factor of ten distinguishes this from failure.
-    return TangentSolution(problem, v, relative, done, relative <= 10 * tolerance, whole)
+    return TangentSolution(problem, v, relative, done, relative <= 10 * plan.tolerance, whole)
 
 
 def _grow(krylov: Krylov, shift: float, goal: float, most: int, stored: _Stored | None, bar: Bar) -> bool:
     """Extend a Krylov space until the residual of the equation is at most `goal`, and return whether it is."""
+    if stored is not None:
+        stored.resume(krylov)
     while krylov.size < most and not krylov.complete:
         krylov.extend()
         if krylov.size % _CHECK == 0 or krylov.complete:
@@ -191,31 +236,49 @@ def _grow(krylov: Krylov, shift: float, goal: float, most: int, stored: _Stored 
             if left <= goal:
                 return True
         if stored is not None:
-            stored.save(krylov)
+            stored.save(krylov, krylov.size)
     return krylov.complete
 
 
+def _descend(
+    problem: _Problem, right: Tensor, precondition: Nystrom, goal: float, most: int, stored: _Stored | None, bar: Bar
+) -> tuple[Tensor, int, bool]:
+    """Solve the equation by conjugate gradients, until the residual is at most `goal` or after `most` iterations."""
+    part = goal / float(right.norm())
+    found = ConjugateGradients(
+        problem.equation, right[:, None], shift=problem.shift, tolerance=part, precondition=precondition
+    )
+    if stored is not None:
+        stored.resume(found)
+    while found.count < most and not found.done:
+        found.step()
+        bar.reach(max(bar.done, fallen(found.left, part)))
+        if stored is not None:
+            stored.save(found, found.count)
+    return found.x[:, 0], found.count, found.done
+
+
 class _Stored:
-    """A Krylov space in a file, with a checksum of the vector from which it was started."""
+    """An iteration in a file, with a checksum of the vector from which it was started."""
 
     def __init__(self, checkpoint: Checkpoint, every: int, right: Tensor) -> None:
         self._checkpoint, self._every = checkpoint, every
         self._name = hashlib.sha256(right.cpu().numpy().tobytes()).hexdigest()
 
-    def save(self, krylov: Krylov) -> None:
-        if krylov.size % self._every == 0:
-            self._checkpoint.save({"name": self._name, **krylov.state()})
+    def save(self, iteration: Krylov | ConjugateGradients, count: int) -> None:
+        if count % self._every == 0:
+            self._checkpoint.save({"name": self._name, **iteration.state()})
 
-    def resume(self, krylov: Krylov) -> None:
+    def resume(self, iteration: Krylov | ConjugateGradients) -> None:
         state = self._checkpoint.load()
         if state is None:
             return
-        if state.pop("name", None) != self._name:
+        if state.pop("name", None) != self._name or ("basis" in state) != isinstance(iteration, Krylov):
             raise InputError(
-                f"The checkpoint {self._checkpoint.path} belongs to another model or to other data; pass another file,"
-                " or delete it."
+                f"The checkpoint {self._checkpoint.path} belongs to another model, to other data or to another method;"
+                " pass another file, or delete it."
             )
-        krylov.restore(state)
+        iteration.restore(state)
 
 
 @final
@@ -285,8 +348,8 @@ class TangentSolution:
     def _space(self) -> tuple[Krylov, Projection]:
         if self._krylov is None or self._krylov.size == 0:
             raise InputError(
-                "The Krylov space was not kept, since its basis did not fit into the memory; pass a larger `memory` to"
-                " tangent_solve."
+                "The Krylov space was not kept, since its basis did not fit into the memory or a preconditioner was"
+                " used; pass a larger `memory` and precondition=0 to tangent_solve."
             )
         return self._krylov, self._krylov.project()
 

@@ -73,7 +73,7 @@ def tangent_kernel(
             (1/k) Σ_a K^{aa}, or "sum" for Σ_{ab} K^{ab}, the kernel of the sum of the outputs.
         by_layer: Whether to return the kernel of each parameter separately. These kernels add up to K.
         memory: The approximate number of bytes to use in addition to the result, as a number or a string such as
-            "2GB". The default is 1 GiB on a CPU and 12 GiB on a GPU. A smaller value takes more time and gives the
+            "2GB". The default is 1 GiB on a CPU and 32 GiB on a GPU. A smaller value takes more time and gives the
             same result.
         together: Whether to evaluate all samples of `x1` (and of `x2`) as one batch, for a model whose output for one
             sample depends on the other samples.

@@ -1,4 +1,4 @@
-"""Increments of softmax and related functions, of layer, group and batch normalisation, and of variances."""
+"""Increments of softmax and related functions, and of layer, group and batch normalisation."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ from lazyscope.model.increment.base import (
     rule,
     times,
 )
-from lazyscope.model.increment.fallback import difference
 from lazyscope.model.increment.fused import fused_layer_norm, on_gpu
 from lazyscope.model.increment.smooth import apply, quotient, small_step
+from lazyscope.model.increment.variance import variance
 
 
 def _exponential_sums(scale: Scale, probabilities: Tensor, a: Pair, dim: int) -> tuple[Tensor, Tensor, Tensor]:
@@ -137,14 +137,7 @@ def _plain(scale: Scale, value: Tensor, base: Tensor) -> Tensor:
 def standardise(scale: Scale, a: Any, dims: list[int], eps: Number, correction: Number = 0.0) -> Any:
     """Return the pair of (x - mean)/√(var + eps), with the mean and the variance over `dims`."""
     centre = add(a, negative(linear_map(a, lambda t: t.mean(dims, keepdim=True))))
-    return times(scale, centre, apply("rsqrt", scale, add(_variance(scale, centre, dims, True, correction), eps)))
-
-
-def _variance(scale: Scale, centre: Pair, dims: list[int], keepdim: bool, correction: Number) -> Pair:
-    count = math.prod([centre.base.shape[d] for d in dims])
-    squares = times(scale, centre, centre)
-    total = linear_map(squares, lambda t: t.sum(dims, keepdim=keepdim) / (count - correction))
-    return total  # type: ignore[no-any-return]
+    return times(scale, centre, apply("rsqrt", scale, add(variance(scale, centre, dims, True, correction), eps)))
 
 
 def _affine(scale: Scale, a: Any, weight: Any, bias: Any, shape: tuple[int, ...]) -> Any:
@@ -310,44 +303,3 @@ def _batch_norm_no_update(
     scale: Scale, out: Any, a: Any, w: Any, b: Any, mean: Any, var: Any, momentum: Number, eps: Number
 ) -> tuple[Any, ...]:
     return (_batch_norm(scale, a, w, b, mean, var, eps), *(None,) * (len(out) - 1))
-
-
-def _dims(a: Pair, dim: Any) -> list[int]:
-    if dim is None or (not isinstance(dim, int) and len(dim) == 0):
-        return list(range(a.base.dim()))
-    return [dim] if isinstance(dim, int) else list(dim)
-
-
-@rule("var.correction")
-def _var(scale: Scale, _: Tensor, a: Pair, dim: Any = None, *, correction: Any = 1, keepdim: bool = False) -> Tensor:
-    return _variance_of(scale, a, dim, correction, keepdim).delta
-
-
-@rule("std.correction")
-def _std(scale: Scale, _: Tensor, a: Pair, dim: Any = None, *, correction: Any = 1, keepdim: bool = False) -> Tensor:
-    return apply("sqrt", scale, _variance_of(scale, a, dim, correction, keepdim)).delta
-
-
-@rule("var_mean.correction")
-def _var_mean(
-    scale: Scale, _: Any, a: Pair, dim: Any = None, *, correction: Any = 1, keepdim: bool = False
-) -> tuple[Tensor, Tensor]:
-    mean = a.delta.mean(_dims(a, dim), keepdim=keepdim)
-    return _variance_of(scale, a, dim, correction, keepdim).delta, mean
-
-
-def _variance_of(scale: Scale, a: Pair, dim: Any, correction: Any, keepdim: bool) -> Pair:
-    dims = _dims(a, dim)
-    centre = add(a, negative(linear_map(a, lambda t: t.mean(dims, keepdim=True))))
-    return _variance(scale, centre, dims, keepdim, 1.0 if correction is None else float(correction))
-
-
-@rule("linalg_vector_norm.default")
-def _vector_norm(
-    scale: Scale, out: Tensor, a: Pair, ord: Number = 2, dim: Any = None, keepdim: bool = False, **_: Any
-) -> Tensor:
-    dims = _dims(a, dim)
-    if ord != 2:
-        return difference(torch.linalg.vector_norm, scale, out, a, ord, dims, keepdim)  # type: ignore[no-any-return]
-    total = linear_map(apply("square", scale, a), lambda t: t.sum(dims, keepdim=keepdim))
-    return apply("sqrt", scale, total).delta
