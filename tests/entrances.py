@@ -179,8 +179,10 @@ def limits(d: Data) -> Numbers:
 def tiles(d: Data) -> Numbers:
     with tempfile.TemporaryDirectory() as folder:
         stored = ls.tangent_kernel_to_zarr(d.net, d.x, Path(folder) / "kernel.zarr", tile=2)
-        fit = ls.kernel_regression(stored, d.y, ridge=0.1)
-        return {"kernel": torch.from_numpy(stored[:]), "fit": fit.predict(d.net, d.x, d.x)}
+        fit = ls.kernel_regression(stored, d.x, d.y, ridge=0.1)
+        here = ls.kernel_regression(d.net, d.x, d.y, ridge=0.1)
+        fits = {"fit": fit.predict(d.x, model=d.net), "in memory": here.predict(d.x), "left out": here.leave_one_out}
+        return {"kernel": torch.from_numpy(stored[:]), **fits}
 
 
 def measures(d: Data) -> Numbers:

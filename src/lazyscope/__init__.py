@@ -24,6 +24,7 @@ from lazyscope.model.increment import FallbackWarning
 from lazyscope.model.transform import Linearised, Scaled, Symmetrised
 from lazyscope.model.two_layer import TwoLayer
 from lazyscope.solve.sparse import solve_sparse
+from lazyscope.solve.tangent import TangentSolution, tangent_solve
 from lazyscope.tangent import (
     Spectrum,
     TangentOperator,
@@ -55,6 +56,7 @@ __all__ = [
     "Status",
     "Symmetrised",
     "TangentOperator",
+    "TangentSolution",
     "Trajectory",
     "TwoLayer",
     "__version__",
@@ -79,5 +81,6 @@ __all__ = [
     "tangent_flow",
     "tangent_kernel",
     "tangent_kernel_to_zarr",
+    "tangent_solve",
     "theory",
 ]

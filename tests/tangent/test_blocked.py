@@ -124,7 +124,7 @@ def test_a_product_reads_half_of_the_kernel_one_tile_at_a_time(tiles: KernelTile
 def test_regression_is_that_of_the_dense_twin(tiles: KernelTiles, sets: int | None) -> None:
     shape = (POINTS, OUTPUTS) if sets is None else (POINTS, OUTPUTS, sets)
     y = 5 + torch.randn(shape, generator=torch.Generator().manual_seed(2), dtype=torch.float64)
-    fit = kernel_regression(tiles, y, ridge=1e-3)
+    fit = kernel_regression(tiles, points(), y, ridge=1e-3)
     assert fit.solution.converged
     assert float(fit.solution.residuals.max()) < 1e-9
     matrix = as_matrix(tangent_kernel(small(), points()))
@@ -134,27 +134,27 @@ def test_regression_is_that_of_the_dense_twin(tiles: KernelTiles, sets: int | No
     new = points(20, seed=9)
     cross = as_matrix(tangent_kernel(small(), new, points()))
     expected = (cross @ exact).reshape(20, *y.shape[1:]) + y.mean(0)
-    torch.testing.assert_close(fit.predict(small(), points(), new), expected, rtol=1e-6, atol=1e-6)
-    torch.testing.assert_close(fit.predict(small(), points(), new, memory=200_000), expected, rtol=1e-6, atol=1e-6)
+    torch.testing.assert_close(fit.predict(new, model=small()), expected, rtol=1e-6, atol=1e-6)
+    torch.testing.assert_close(fit.predict(new, model=small(), memory=200_000), expected, rtol=1e-6, atol=1e-6)
 
 
 def test_targets_of_a_regression_may_be_arrays_lists_and_classes(tiles: KernelTiles) -> None:
     classes = torch.arange(POINTS) % OUTPUTS
     y = torch.nn.functional.one_hot(classes, OUTPUTS)
-    expected = kernel_regression(tiles, y.double(), ridge=1.0)
+    expected = kernel_regression(tiles, points(), y.double(), ridge=1.0)
     for target in (y, y.numpy(), y.double().tolist(), classes, classes.numpy()):
-        fit = kernel_regression(tiles, target, ridge=1.0)
+        fit = kernel_regression(tiles, points(), target, ridge=1.0)
         torch.testing.assert_close(fit.solution.x, expected.solution.x)
-    found = fit.predict(small(), points(), points(2), memory="1MB")
-    torch.testing.assert_close(found, expected.predict(small(), points(), points(2)))
+    found = fit.predict(points(2), model=small(), memory="1MB")
+    torch.testing.assert_close(found, expected.predict(points(2), model=small()))
     with pytest.raises(InputError, match="relabel"):
-        kernel_regression(tiles, classes + 1, ridge=1.0)
+        kernel_regression(tiles, points(), classes + 1, ridge=1.0)
     with pytest.raises(InputError, match='memory="2GB"'):
-        fit.predict(small(), points(), points(2), memory="little")
+        fit.predict(points(2), model=small(), memory="little")
 
 
 def test_an_unfinished_solution_is_a_result(tiles: KernelTiles) -> None:
-    fit = kernel_regression(tiles, points(POINTS, 4)[:, :OUTPUTS], ridge=1e-6, iterations=2)
+    fit = kernel_regression(tiles, points(), points(POINTS, 4)[:, :OUTPUTS], ridge=1e-6, iterations=2)
     assert not fit.solution.converged
     assert fit.solution.iterations == 2
     assert float(fit.solution.residuals.max()) > 1e-6
@@ -163,16 +163,20 @@ def test_an_unfinished_solution_is_a_result(tiles: KernelTiles) -> None:
 def test_misuse_names_the_remedy(tiles: KernelTiles) -> None:
     y = torch.zeros(POINTS, OUTPUTS)
     with pytest.raises(InputError, match=r"pass targets of shape \(23, 3\), or \(23, 3, m\)"):
-        kernel_regression(tiles, y[:5], ridge=1.0)
+        kernel_regression(tiles, points(), y[:5], ridge=1.0)
     with pytest.raises(InputError, match="positive, finite number"):
-        kernel_regression(tiles, y, ridge=0)
+        kernel_regression(tiles, points(), y, ridge=0)
     with pytest.raises(InputError, match="NaN or infinite"):
-        kernel_regression(tiles, y / 0, ridge=1.0)
-    fit = kernel_regression(tiles, y, ridge=1.0)
+        kernel_regression(tiles, points(), y / 0, ridge=1.0)
+    fit = kernel_regression(tiles, points(), y, ridge=1.0)
     with pytest.raises(InputError, match="computed from other weights and outputs; pass those of"):
-        fit.predict(small(1), points(), points(2))
+        fit.predict(points(2), model=small(1))
     with pytest.raises(InputError, match="computed from other data and outputs"):
-        fit.predict(small(), points(seed=7), points(2))
+        kernel_regression(tiles, points(seed=7), y, ridge=1.0).predict(points(2), model=small())
+    with pytest.raises(InputError, match="pass the model"):
+        fit.predict(points(2))
+    with pytest.raises(InputError, match="pass the model instead of the tiles"):
+        _ = fit.leave_one_out
 
 
 CLIENT = """
@@ -190,9 +194,9 @@ net = nn.Sequential(nn.Linear(20, 64), nn.ReLU(), nn.Linear(64, 4)).double()
 x, new, y = torch.randn(240, 20).double(), torch.randn(30, 20).double(), torch.randn(240, 4).double()
 
 def results(tiles, client):
-    fit = kernel_regression(tiles, y, ridge=10.0, tolerance=1e-12)  # well conditioned: few readings, all digits
+    fit = kernel_regression(tiles, x, y, ridge=10.0, tolerance=1e-12)  # well conditioned: few readings, all digits
     assert fit.solution.converged
-    return tiles.top(5).values, fit.predict(net, x, new, client=client)
+    return tiles.top(5).values, fit.predict(new, model=net, client=client)
 
 def shoot(done, total):
     if done == 10:

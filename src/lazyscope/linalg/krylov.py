@@ -63,6 +63,27 @@ class Projection:
         null = self.values <= (self.noise if shift == 0 else -math.inf)
         return self.coefficients(lambda values: (1 / (values + shift).masked_fill(null, 1.0)).masked_fill(null, 0.0))
 
+    def minimiser(self, shift: float) -> Float[Tensor, " m"]:
+        """Compute the coefficients of the x in the space that minimises ‖b - Ax‖² + shift·xᵀAx.
+
+        For a complete space it is the solution of (A + shift)x = b. Before that, ‖b - Ax‖ falls with every dimension
+        if the shift is zero, whereas the residual of `solution` can grow at first.
+
+        Args:
+            shift: The number added to the diagonal of A.
+
+        Returns:
+            The coefficients in the basis.
+        """
+        values = self.values.clamp(min=0.0)
+        kept = values > self.noise
+        # In the eigenvectors of T, ‖b - Ax‖² is ‖‖b‖e₁ - Tc‖² + β²c_m², and xᵀAx is cᵀTc.
+        rows = [torch.diag(values), self.coupling * self.vectors[-1:], torch.diag((shift * values).sqrt())]
+        matrix = torch.cat(rows)[:, kept]
+        right = torch.cat([self.norm * self.vectors[0], torch.zeros(len(matrix) - len(values), dtype=values.dtype)])
+        found: Tensor = torch.linalg.lstsq(matrix, right[:, None], driver="gelsd").solution[:, 0]
+        return self.vectors[:, kept] @ found
+
     def residual(self, shift: float) -> float:
         """Compute ‖b - (A + shift)x‖/‖b‖ for the solution in the space, without what the null space of A contains of b.
 

@@ -16,8 +16,8 @@ class Nystrom:
 
     From the columns C of the kernel at s sampled points and the block W of these points, the Nyström approximation
     C W⁻¹ Cᵀ = U Λ Uᵀ has rank s. The preconditioner is P⁻¹ = 1 + U((λ + shift)/(Λ + shift) - 1)Uᵀ, where λ is the
-    smallest of the numbers Λ. It is positive definite, so that conjugate gradients converge to the same solution; the
-    s largest eigenvalues no longer delay them. It acts on each output of a model in the same way.
+    smallest of the numbers Λ. It is positive definite, so that iterations converge to the same solution; the s
+    largest eigenvalues no longer delay them. It acts on each output of a model in the same way.
 
     Args:
         columns: The kernel between all points and the sampled points, of shape (n, s).
@@ -53,14 +53,14 @@ class Nystrom:
         """The ratio of the largest to the smallest of the flattened eigenvalues."""
         return float(self._values[-1] / self._values[0]) if self.rank else 1.0
 
-    def __call__(self, r: Float[Tensor, "N m"]) -> Float[Tensor, "N m"]:
-        """Multiply vectors, each with the numbers of all outputs of all points, by P⁻¹.
+    def __call__(self, r: Float[Tensor, " N"]) -> Float[Tensor, " N"]:
+        """Multiply a vector with the numbers of all outputs of all points by P⁻¹.
 
         Args:
-            r: The vectors, as columns.
+            r: The vector.
 
         Returns:
-            The products, in the dtype of `r`.
+            The product, in the dtype of `r`.
         """
         points = r.reshape(len(self._vectors), -1)
         within = self._vectors.T @ points.to(self._vectors.dtype)

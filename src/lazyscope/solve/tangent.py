@@ -30,7 +30,7 @@ from lazyscope.linalg.eigen import Gram
 from lazyscope.linalg.krylov import Krylov, Projection
 from lazyscope.linalg.nystrom import Nystrom
 from lazyscope.linalg.operator import Operator, Symmetric
-from lazyscope.linalg.solve import ConjugateGradients, conjugate_gradients
+from lazyscope.linalg.solve import MinimalResiduals, conjugate_gradients
 from lazyscope.linalg.trace import signs
 from lazyscope.memory import Memory, default_memory, parse_memory
 from lazyscope.model.base import Model
@@ -69,7 +69,7 @@ def tangent_solve(
     v minimises (1/2n)‖h(w₀) + Dh(w₀)v - y‖² + (ridge/2)‖v‖², the square loss that `tangent_flow` and training use.
     Without a ridge it is the minimiser of smallest norm, the limit of the gradient flow from v = 0. The method is
     Lanczos with full orthogonalisation. Each iteration costs one product with Dh(w₀) and one with its transpose, about
-    as much as one epoch of training. With `precondition`, the method is conjugate gradients with a Nyström
+    as much as one epoch of training. With `precondition`, the method is GMRES with a Nyström
     preconditioner, which needs far fewer iterations on data with a few large and many small eigenvalues, but gives
     neither the flow nor other ridges. The function returns even if the iteration does not converge, with the residual.
 
@@ -211,9 +211,11 @@ def _iterate(problem: _Problem, plan: _Plan, precondition: Nystrom | None = None
                 met = _grow(krylov, problem.shift, goal, min(plan.room, most), stored, bar)
                 if done == 0 and (met or krylov.size == plan.limit):
                     whole = krylov
-                more, count = krylov.combine(krylov.project().solution(problem.shift)), krylov.size
+                projection = krylov.project()
+                best = projection.minimiser if problem.space == "outputs" else projection.solution
+                more, count = krylov.combine(best(problem.shift)), krylov.size
             else:
-                more, count, met = _descend(problem, right, precondition, goal, most, stored, bar)
+                more, count, met = _minimise(problem, right, precondition, goal, most, stored, bar)
             u, done = u + more, done + count
             v = problem.weights(u)
             right, slope = problem.left(u, v)
@@ -240,14 +242,12 @@ def _grow(krylov: Krylov, shift: float, goal: float, most: int, stored: _Stored 
     return krylov.complete
 
 
-def _descend(
+def _minimise(
     problem: _Problem, right: Tensor, precondition: Nystrom, goal: float, most: int, stored: _Stored | None, bar: Bar
 ) -> tuple[Tensor, int, bool]:
-    """Solve the equation by conjugate gradients, until the residual is at most `goal` or after `most` iterations."""
+    """Solve the equation with the preconditioner, until the residual is at most `goal` or after `most` iterations."""
     part = goal / float(right.norm())
-    found = ConjugateGradients(
-        problem.equation, right[:, None], shift=problem.shift, tolerance=part, precondition=precondition
-    )
+    found = MinimalResiduals(problem.equation, right, shift=problem.shift, tolerance=part, precondition=precondition)
     if stored is not None:
         stored.resume(found)
     while found.count < most and not found.done:
@@ -255,7 +255,7 @@ def _descend(
         bar.reach(max(bar.done, fallen(found.left, part)))
         if stored is not None:
             stored.save(found, found.count)
-    return found.x[:, 0], found.count, found.done
+    return found.x(), found.count, found.done
 
 
 class _Stored:
@@ -265,15 +265,15 @@ class _Stored:
         self._checkpoint, self._every = checkpoint, every
         self._name = hashlib.sha256(right.cpu().numpy().tobytes()).hexdigest()
 
-    def save(self, iteration: Krylov | ConjugateGradients, count: int) -> None:
+    def save(self, iteration: Krylov | MinimalResiduals, count: int) -> None:
         if count % self._every == 0:
             self._checkpoint.save({"name": self._name, **iteration.state()})
 
-    def resume(self, iteration: Krylov | ConjugateGradients) -> None:
+    def resume(self, iteration: Krylov | MinimalResiduals) -> None:
         state = self._checkpoint.load()
         if state is None:
             return
-        if state.pop("name", None) != self._name or ("basis" in state) != isinstance(iteration, Krylov):
+        if state.pop("name", None) != self._name or ("images" in state) != isinstance(iteration, MinimalResiduals):
             raise InputError(
                 f"The checkpoint {self._checkpoint.path} belongs to another model, to other data or to another method;"
                 " pass another file, or delete it."

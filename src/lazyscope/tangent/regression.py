@@ -1,13 +1,16 @@
-"""Kernel ridge regression with a kernel on disk; kernels for predictions at new points are computed tile by tile."""
+"""Kernel ridge regression with a tangent kernel in memory or on disk.
+
+Longer than 350 lines because all arguments are documented.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from operator import methodcaller
-from typing import TYPE_CHECKING, final
+from typing import TYPE_CHECKING, Any, final
 
 import torch
-from jaxtyping import Float64
+from jaxtyping import Float, Float64
 from torch import Tensor, nn
 from torch.nn.functional import one_hot
 
@@ -18,10 +21,11 @@ from lazyscope.labels import Target, as_target, check_classes
 from lazyscope.linalg.solve import Solution, conjugate_gradients
 from lazyscope.memory import Memory, parse_memory
 from lazyscope.model.base import Model
+from lazyscope.model.inputs import Samples
 from lazyscope.model.jacobian import Batches
 from lazyscope.progress import Bar
 from lazyscope.tangent.blocked import sums_on_workers
-from lazyscope.tangent.kernel import tangent_kernel
+from lazyscope.tangent.kernel import Outputs, tangent_kernel
 from lazyscope.tangent.operator import as_matrix
 from lazyscope.tangent.tiles import ONE_AT_A_TIME, Job, KernelTiles
 
@@ -31,56 +35,133 @@ if TYPE_CHECKING:
 
 @without_autocast
 def kernel_regression(
-    tiles: KernelTiles,
+    kernel: Model | nn.Module | Tensor | KernelTiles,
+    x: Inputs | None,
     y: Target,
     *,
-    ridge: float | int,
+    ridge: float | int = 0.0,
+    outputs: Outputs = "trace",
+    memory: Memory | None = None,
     tolerance: float | None = None,
     iterations: int | None = None,
 ) -> Regression:
-    """Fit kernel ridge regression with a tangent kernel stored on disk.
+    """Fit kernel ridge regression with the tangent kernel of a model, in memory or from disk.
 
     The fit is f(x) = ȳ + K(x, X)c with (K + λsI)c = y - ȳ, where ȳ is the mean of each output over the points and
-    s = tr(K)/nk makes the ridge λ independent of the number of points and of the scale of the kernel. The equation is
-    solved by conjugate gradients. Each iteration reads the kernel once for all sets of targets, on the Dask client of
-    `tiles` if it has one, and only a tile and a few vectors are held in memory. The function returns even if the
-    iteration does not converge; `Regression.solution` reports this.
+    s = tr(K)/N, with N the number of rows of K, makes the ridge λ independent of the number of points and of the scale
+    of the kernel. Without a ridge it is the interpolant of smallest norm. In memory, the equation is solved by a
+    Cholesky factorisation in float64. With a kernel on disk it is solved by conjugate gradients: each iteration reads
+    the kernel once for all sets of targets, on the Dask client of the tiles if they have one.
+
+    Compare `kernel_regression(net, …)` with `kernel_regression(Model(net).at(trained_weights), …)` to see what training
+    has added to the kernel, and with the trained network to see what the kernel lacks.
 
     Args:
-        tiles: The kernel on disk, from `tangent_kernel_to_zarr`.
+        kernel: A model or a module, whose tangent kernel at w₀ is computed; the kernel itself, as a tensor of shape
+            (n, n) or (n, n, k, k); or a kernel on disk, from `tangent_kernel_to_zarr`.
+        x: The inputs of the n points. It may be `None` if `kernel` is a tensor.
         y: The targets as a tensor, an array or a nested list of numbers, of shape (n, k), or (n, k, m) for m sets of
             targets that are fitted at once. Integers of shape (n,) are class indices and stand for one-hot rows.
-        ridge: The ridge λ, a positive number in units of s.
-        tolerance: The tolerance on the relative residual, as in `lazyscope.linalg.conjugate_gradients`.
-        iterations: The maximum number of iterations of conjugate gradients. `None` uses the default of
+        ridge: The ridge λ, in units of s. A kernel on disk needs a positive one.
+        outputs: Which kernel of a model to use: "trace" for the mean over its outputs, which acts on each output
+            alike, "sum" for the kernel of their sum, or "full" for all pairs of outputs, as in the lazy limit.
+        memory: The approximate number of bytes to use for the computation of a kernel in addition to the kernel
+            itself, as a number or a string such as "2GB".
+        tolerance: The tolerance on the relative residual, for a kernel on disk, as in
+            `lazyscope.linalg.conjugate_gradients`.
+        iterations: The maximum number of iterations, for a kernel on disk. `None` uses the default of
             `lazyscope.linalg.conjugate_gradients`.
 
     Returns:
-        The fit, which predicts at new points.
+        The fit, which predicts at new points. It is returned even if conjugate gradients do not converge;
+        `Regression.solution` reports this.
 
     Raises:
-        InputError: If the targets do not match the kernel or contain NaN, or the ridge is not positive.
+        InputError: If the targets do not match the kernel or contain NaN, or the ridge is out of range.
 
     Example:
-        >>> import tempfile
-        >>> from pathlib import Path
-        >>> from lazyscope.tangent import tangent_kernel_to_zarr
         >>> net, x = torch.nn.Linear(3, 1), torch.eye(3)
-        >>> tiles = tangent_kernel_to_zarr(net, x, Path(tempfile.mkdtemp()) / "kernel")
-        >>> fit = kernel_regression(tiles, [[1.0], [0.0], [-1.0]], ridge=1e-8)
-        >>> [round(value, 4) for value in fit.predict(net, x, x).flatten().abs().tolist()]
+        >>> fit = kernel_regression(net, x, [[1.0], [0.0], [-1.0]], ridge=1e-8)
+        >>> [round(value, 4) for value in fit.predict(x).flatten().abs().tolist()]
         [1.0, 0.0, 1.0]
     """
-    n, _, k, _ = tiles.shape
-    sets = as_outputs(y, n, k, sets=True)
-    if not 0 < ridge < float("inf"):
-        raise InputError(f"The ridge is {ridge}; pass a positive, finite number, such as 1e-3.")
-    targets = sets.to("cpu").reshape(n, k, -1)
-    mean = targets.mean(0)
-    shift = float(ridge) * tiles.trace / (n * k)
-    centred = (targets - mean).reshape(n * k, -1)
-    solution = conjugate_gradients(tiles.matrix, centred, shift=shift, tolerance=tolerance, iterations=iterations)
-    return Regression(tiles, solution, mean, float(ridge), sets.ndim == 2)
+    on_disk = isinstance(kernel, KernelTiles)
+    if not 0 <= ridge < float("inf") or (on_disk and ridge == 0):
+        raise InputError(f"The ridge is {ridge}; pass a {'positive' if on_disk else 'non-negative'}, finite number.")
+    model = None
+    if isinstance(kernel, KernelTiles):
+        n, _, k, _ = kernel.shape
+        sets = as_outputs(y, n, k, sets=True).to("cpu")
+        trace, rows = kernel.trace, n * k
+    else:
+        if not isinstance(kernel, Tensor):
+            model = Model.of(kernel)
+            kernel = tangent_kernel(model, _given(x), outputs=outputs, memory=memory)
+        dense = _matrix(kernel)
+        n, rows = len(kernel), len(dense)
+        k = _outputs(model, x, y, kernel)
+        sets = as_outputs(y, n, k, sets=True).to(dense.device)
+        trace = float(dense.diagonal().sum(dtype=torch.float64))
+    mean = sets.reshape(n, k, -1).mean(0)
+    centred = (sets.reshape(n, k, -1) - mean).reshape(rows, -1)
+    shift = float(ridge) * trace / rows
+    if isinstance(kernel, KernelTiles):
+        solution = conjugate_gradients(kernel.matrix, centred, shift=shift, tolerance=tolerance, iterations=iterations)
+    else:
+        solution = _solve(dense, centred, shift)
+    return Regression(kernel, solution, mean, float(ridge), sets.ndim == 2, shift, outputs, model, x)
+
+
+def _given(x: Inputs | None) -> Inputs:
+    if x is None:
+        raise InputError("Without the inputs, the kernel of a model cannot be computed; pass them as `x`.")
+    return x
+
+
+def _matrix(kernel: Tensor) -> Float[Tensor, "N N"]:
+    """Return a symmetric kernel as a matrix, whose rows are the points, or the outputs of all points."""
+    if kernel.ndim not in (2, 4) or kernel.shape[0] != kernel.shape[1] or kernel.shape[2:3] != kernel.shape[3:]:
+        raise InputError(
+            f"A kernel of shape {tuple(kernel.shape)} is not one of n points with themselves; pass a tensor of shape"
+            " (n, n) or (n, n, k, k)."
+        )
+    return kernel if kernel.ndim == 2 else as_matrix(kernel)
+
+
+def _outputs(model: Model | None, x: Inputs | None, y: Target, kernel: Tensor) -> int:
+    """Count the outputs of the model, or the outputs that the targets have for a kernel that acts on each alike."""
+    if kernel.ndim == 4:
+        return kernel.shape[2]
+    if model is not None:
+        with torch.no_grad():
+            return model(Samples(_given(x)).rows(slice(1))).numel()
+    target = as_target(y, torch.empty(0, dtype=torch.float64, device="cpu"))
+    if target.ndim > 1:
+        return target.shape[1]
+    return 1 if target.is_floating_point() or target.numel() == 0 else int(target.max()) + 1
+
+
+_AGREES = 1e-6
+"""The relative residual up to which a Cholesky factorisation of a kernel without a ridge is trusted."""
+
+
+def _solve(kernel: Float[Tensor, "N N"], right: Float64[Tensor, "N m"], shift: float) -> Solution:
+    """Solve (K + shift)c = b in float64; without a shift, for the solution of smallest norm."""
+    wide = kernel.double()
+    wide = (wide + wide.T) / 2
+    norms = right.norm(dim=0).clamp(min=torch.finfo(torch.float64).tiny)
+    shifted = wide + shift * torch.eye(len(wide), dtype=wide.dtype, device=wide.device) if shift > 0 else wide
+    factor, failed = torch.linalg.cholesky_ex(shifted)
+    if not bool(failed):
+        found = torch.cholesky_solve(right, factor)
+        left = (right - shifted @ found).norm(dim=0) / norms
+        if float(left.max()) <= _AGREES:
+            return Solution(found, left, 1, True)
+    values, vectors = torch.linalg.eigh(shifted)
+    noise = len(values) * torch.finfo(kernel.dtype).eps * float(values[-1].abs())
+    inverse = torch.where(values > noise, 1 / values, 0)
+    found = vectors @ (inverse[:, None] * (vectors.T @ right))
+    return Solution(found, (right - shifted @ found).norm(dim=0) / norms, 1, True)
 
 
 def as_outputs(y: Target, n: int, k: int, *, sets: bool = False) -> Float64[Tensor, "n k *sets"]:
@@ -120,67 +201,151 @@ def as_outputs(y: Target, n: int, k: int, *, sets: bool = False) -> Float64[Tens
 class Regression:
     """A fit of kernel ridge regression, as returned by `kernel_regression`."""
 
-    tiles: KernelTiles
-    """The kernel on disk."""
+    kernel: Tensor | KernelTiles
+    """The kernel of the points, in memory or on disk."""
     solution: Solution
     """The coefficients c, with the residual of their equation and whether conjugate gradients converged."""
     mean: Float64[Tensor, "k sets"]
     """The mean ȳ of each output, for each set of targets."""
     ridge: float
-    """The ridge λ, in units of tr(K)/nk."""
+    """The ridge λ, in units of tr(K)/N."""
     single: bool
     """Whether there is one set of targets, so that predictions have shape (n', k)."""
+    _shift: float
+    _outputs: Outputs
+    _model: Model | None
+    _x: Inputs | None
 
     @without_autocast
     def predict(
         self,
-        model: Model | nn.Module,
-        x: Inputs,
         new: Inputs,
         *,
+        model: Model | nn.Module | None = None,
         memory: Memory | None = None,
         client: distributed.Client | None = None,
     ) -> Tensor:
         """Evaluate the fit at new points.
 
-        The kernel K(new, X) is computed and multiplied one tile at a time, and is not stored.
+        The kernel K(new, X) is computed and multiplied in parts, and is not stored.
 
         Args:
-            model: The model that the kernel was computed from.
-            x: The points that the kernel was computed from.
-            new: The inputs of n' new points.
-            memory: The approximate number of bytes to use for one tile, as a number or a string such as "2GB".
-            client: A Dask client whose workers compute the tiles. `None` computes them in this process.
+            new: The inputs of n' new points. If the fit was made from a kernel as a tensor, pass the kernel between
+                the new points and those of the fit, of shape (n', n) or (n', n, k, k).
+            model: The model that a kernel on disk was computed from. It is not needed otherwise.
+            memory: The approximate number of bytes to use for one part, as a number or a string such as "2GB".
+            client: A Dask client whose workers compute the parts for a kernel on disk. `None` computes them in this
+                process.
 
         Returns:
             The predictions in float64, of shape (n', k), or (n', k, m) for m sets of targets.
 
         Raises:
-            InputError: If the kernel was computed from another model or from other points.
+            InputError: If a kernel on disk was computed from another model or from other points.
         """
-        bound = parse_memory(memory)
-        model = Model.of(model)
-        seen = Batches(x, self.tiles.tile)
-        if other := self.tiles.differences(Job(model, seen, self.tiles.path, None).recipe()):
-            raise InputError(
-                f"The kernel was computed from other {' and '.join(other)}; pass those of {self.tiles.path}."
-            )
-        fresh = Batches(new, self.tiles.tile).even()
-        cross = Cross(model, seen, fresh, self.solution.x, bound)
-        blocks, tiles = range(-(-fresh.n // fresh.size)), range(self.tiles.count)
-        if client is None:
-            rows = []
-            with Bar("predictions", len(blocks) * len(tiles)) as bar:
-                for i in blocks:
-                    parts = []
-                    for j in tiles:
-                        parts.append(cross.product(i, j))
-                        bar.advance()
-                    rows.append(torch.stack(parts).sum(0))
+        if isinstance(self.kernel, KernelTiles):
+            product = self._from_disk(self.kernel, new, model, memory, client)
+        elif self._model is None:
+            product = self._times(self._cross(new))
         else:
-            rows = sums_on_workers(client, cross, [[methodcaller("product", i, j) for j in tiles] for i in blocks])
-        outputs = torch.cat(rows).reshape(fresh.n, *self.mean.shape) + self.mean
-        return outputs[..., 0] if self.single else outputs
+            parts = Batches(new, _PART)
+            kernels = (
+                tangent_kernel(self._model, part, self._x, outputs=self._outputs, memory=memory) for part in parts
+            )
+            product = torch.cat([self._times(each) for each in kernels])
+        predicted = product.reshape(-1, *self.mean.shape) + self.mean
+        return predicted[..., 0] if self.single else predicted
+
+    def _cross(self, kernel: Any) -> Tensor:
+        own = self.kernel
+        assert isinstance(own, Tensor)
+        if not isinstance(kernel, Tensor) or kernel.shape[1:] != own.shape[1:]:
+            raise InputError(
+                "The fit was made from a kernel, not from a model; pass the kernel between the new points and those of"
+                f" the fit, of shape (n', {', '.join(map(str, own.shape[1:]))})."
+            )
+        return kernel
+
+    def _times(self, kernel: Tensor) -> Float64[Tensor, "rows k_sets"]:
+        """Multiply a kernel with the coefficients, in float64: the terms of the sum cancel."""
+        if kernel.ndim == 4:
+            return as_matrix(kernel).double() @ self.solution.x
+        return kernel.double() @ self.solution.x.reshape(kernel.shape[1], -1)
+
+    def _from_disk(
+        self,
+        tiles: KernelTiles,
+        new: Inputs,
+        model: Model | nn.Module | None,
+        memory: Memory | None,
+        client: distributed.Client | None,
+    ) -> Tensor:
+        if model is None:
+            raise InputError("A kernel on disk does not hold its model; pass the model that it was computed from.")
+        bound, model = parse_memory(memory), Model.of(model)
+        seen = Batches(_given(self._x), tiles.tile)
+        if other := tiles.differences(Job(model, seen, tiles.path, None).recipe()):
+            raise InputError(f"The kernel was computed from other {' and '.join(other)}; pass those of {tiles.path}.")
+        fresh = Batches(new, tiles.tile).even()
+        cross = Cross(model, seen, fresh, self.solution.x, bound)
+        blocks, places = range(-(-fresh.n // fresh.size)), range(tiles.count)
+        if client is not None:
+            rows = sums_on_workers(client, cross, [[methodcaller("product", i, j) for j in places] for i in blocks])
+            return torch.cat(rows)
+        rows = []
+        with Bar("predictions", len(blocks) * len(places)) as bar:
+            for i in blocks:
+                parts = []
+                for j in places:
+                    parts.append(cross.product(i, j))
+                    bar.advance()
+                rows.append(torch.stack(parts).sum(0))
+        return torch.cat(rows)
+
+    @property
+    def leave_one_out(self) -> Float64[Tensor, "n k *sets"]:
+        """The prediction at each point of the fit without this point, with the mean ȳ of all points, in closed form."""
+        inverse, c = self._inverse(), self.solution.x
+        n, (k, sets) = len(self._dense()), self.mean.shape
+        if len(inverse) > n:  # all outputs of a point are left out together
+            own = inverse.view(n, k, n, k).diagonal(dim1=0, dim2=2).permute(2, 0, 1)
+            missed = torch.linalg.solve(own, c.reshape(n, k, sets))
+        else:
+            missed = c.reshape(n, k, sets) / inverse.diagonal()[:, None, None]
+        fitted: Tensor = self._targets() - missed
+        return fitted[..., 0] if self.single else fitted
+
+    @property
+    def gcv(self) -> float:
+        """Generalised cross-validation: the training loss (1/2n)Σ|f(xᵢ) - yᵢ|² divided by (1 - tr(K(K + λsI)⁻¹)/N)²."""
+        inverse = self._inverse()
+        mean = float(inverse.diagonal().mean())
+        return float(self.solution.x.square().sum()) / (2 * len(self._dense())) / mean**2
+
+    def _dense(self) -> Tensor:
+        if not isinstance(self.kernel, Tensor):
+            raise InputError("Leaving points out needs the kernel in memory; pass the model instead of the tiles.")
+        return self.kernel
+
+    def _inverse(self) -> Float64[Tensor, "N N"]:
+        wide = _matrix(self._dense()).double()
+        factor, failed = torch.linalg.cholesky_ex(wide + self._shift * torch.eye(len(wide)).to(wide))
+        pivots = factor.diagonal().square()
+        if bool(failed) or float(pivots.min()) <= len(wide) * torch.finfo(wide.dtype).eps * float(pivots.max()):
+            raise InputError("Without a ridge, this kernel is singular, so no point can be left out; pass a ridge.")
+        return torch.cholesky_inverse(factor)
+
+    def _targets(self) -> Float64[Tensor, "n k sets"]:
+        """Recover the targets from the equation that the coefficients solve."""
+        wide = _matrix(self._dense()).double()
+        c = self.solution.x.reshape(len(wide), -1)
+        centred = wide @ c + self._shift * c
+        targets: Tensor = centred.reshape(len(self._dense()), *self.mean.shape) + self.mean
+        return targets
+
+
+_PART = 2048
+"""The number of new points for which a kernel is computed at once."""
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,136 @@
+"""Kernel regression in memory, against fits by other means."""
+
+from __future__ import annotations
+
+import math
+from typing import Literal
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import lazyscope as ls
+from lazyscope.errors import InputError
+from lazyscope.tangent.operator import as_matrix
+
+Outputs = Literal["full", "trace", "sum"]
+N, K = 14, 3
+
+
+def network(seed: int = 0) -> nn.Module:
+    torch.manual_seed(seed)
+    return nn.Sequential(nn.Linear(4, 16), nn.Tanh(), nn.Linear(16, K)).double()
+
+
+def points(n: int = N, seed: int = 1) -> Tensor:
+    return torch.randn(n, 4, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+def targets(n: int = N, sets: tuple[int, ...] = ()) -> Tensor:
+    return 2 + torch.randn(n, K, *sets, generator=torch.Generator().manual_seed(2), dtype=torch.float64)
+
+
+def by_hand(x: Tensor, y: Tensor, new: Tensor, ridge: float, outputs: Outputs, mean: Tensor, shift: float) -> Tensor:
+    """Fit and predict with dense matrices, one set of targets."""
+    kernel, cross = (ls.tangent_kernel(network(), each, x, outputs=outputs) for each in (x, new))
+    if outputs == "full":
+        matrix = as_matrix(kernel)
+        c = torch.linalg.solve(matrix + shift * torch.eye(len(matrix)).double(), (y - mean).flatten())
+        whole: Tensor = as_matrix(cross) @ c
+        return whole.view(len(new), K) + mean
+    each: Tensor = cross @ torch.linalg.solve(kernel + shift * torch.eye(len(x)).double(), y - mean)
+    return each + mean
+
+
+def shift_of(x: Tensor, ridge: float, outputs: Outputs) -> float:
+    kernel = ls.tangent_kernel(network(), x, outputs=outputs)
+    matrix = as_matrix(kernel) if outputs == "full" else kernel
+    return ridge * float(matrix.trace()) / len(matrix)
+
+
+@pytest.mark.parametrize("ridge", [1e-2, 0.0])
+@pytest.mark.parametrize("outputs", ["full", "trace", "sum"])
+def test_it_is_the_fit_by_hand(outputs: Outputs, ridge: float) -> None:
+    x, y, new = points(), targets(), points(5, 7)
+    fit = ls.kernel_regression(network(), x, y, ridge=ridge, outputs=outputs)
+    true = by_hand(x, y, new, ridge, outputs, y.mean(0), shift_of(x, ridge, outputs))
+    torch.testing.assert_close(fit.predict(new), true, rtol=1e-6, atol=1e-8)
+    if ridge == 0:
+        torch.testing.assert_close(fit.predict(x), y, rtol=1e-6, atol=1e-8)
+    kernels = [ls.tangent_kernel(network(), each, x, outputs=outputs) for each in (x, new)]
+    given = ls.kernel_regression(kernels[0], None, y, ridge=ridge)
+    torch.testing.assert_close(given.predict(kernels[1]), fit.predict(new))
+
+
+@pytest.mark.parametrize("outputs", ["full", "trace"])
+def test_points_that_are_left_out_are_predicted_as_by_a_fit_without_them(outputs: Outputs) -> None:
+    x, y, ridge = points(), targets(), 1e-2
+    fit = ls.kernel_regression(network(), x, y, ridge=ridge, outputs=outputs)
+    shift = shift_of(x, ridge, outputs)
+    for i in range(N):
+        others = torch.arange(N) != i
+        true = by_hand(x[others], y[others], x[i : i + 1], ridge, outputs, y.mean(0), shift)
+        torch.testing.assert_close(fit.leave_one_out[i], true[0], rtol=1e-7, atol=1e-9)
+
+
+def test_generalised_cross_validation_is_its_definition() -> None:
+    x, y, ridge = points(), targets(), 1e-2
+    fit = ls.kernel_regression(network(), x, y, ridge=ridge, outputs="full")
+    kernel, shift = as_matrix(ls.tangent_kernel(network(), x)), shift_of(x, ridge, "full")
+    freedom = float(torch.trace(kernel @ torch.linalg.inv(kernel + shift * torch.eye(N * K).double())))
+    loss = float((fit.predict(x) - y).square().sum()) / (2 * N)
+    assert fit.gcv == pytest.approx(loss / (1 - freedom / (N * K)) ** 2, rel=1e-8)
+
+
+def test_the_lazy_limit_of_centred_targets_is_the_fit_with_the_whole_kernel() -> None:
+    x, y, new = points(6), targets(6) - targets(6).mean(0), points(5, 7)
+    solved = ls.tangent_solve(network(), x, y, centred=True)
+    fit = ls.kernel_regression(network(), x, y, outputs="full")
+    torch.testing.assert_close(fit.predict(new), solved.predict(new), rtol=1e-5, atol=1e-6)
+
+
+def test_the_kernel_after_training_is_that_of_the_trained_weights() -> None:
+    x, y = points(), targets()
+    trained = network(5)
+    moved = ls.Model(network()).at(dict(trained.named_parameters()))
+    after = ls.kernel_regression(moved, x, y, ridge=1e-3)
+    torch.testing.assert_close(after.predict(x), ls.kernel_regression(trained, x, y, ridge=1e-3).predict(x))
+
+
+def test_classes_and_several_sets() -> None:
+    x, classes = points(), torch.arange(N) % K
+    rows = nn.functional.one_hot(classes, K).double()
+    for outputs in ("full", "trace"):
+        fit = ls.kernel_regression(network(), x, classes, ridge=0.1, outputs=outputs)
+        torch.testing.assert_close(
+            fit.predict(x),
+            ls.kernel_regression(network(), x, rows, ridge=0.1, outputs=outputs).predict(x),
+        )
+        many = ls.kernel_regression(network(), x, targets(sets=(2,)), ridge=0.1, outputs=outputs)
+        assert many.predict(x).shape == many.leave_one_out.shape == (N, K, 2)
+        one = ls.kernel_regression(network(), x, targets(sets=(2,))[..., 1], ridge=0.1, outputs=outputs)
+        torch.testing.assert_close(many.leave_one_out[..., 1], one.leave_one_out)
+    kernel = ls.tangent_kernel(network(), x, outputs="trace")
+    assert ls.kernel_regression(kernel, None, classes, ridge=0.1).predict(kernel).shape == (N, K)
+
+
+def test_a_singular_kernel_is_interpolated_with_the_smallest_norm() -> None:
+    net = nn.Linear(2, 1).double()
+    x = torch.tensor([[1.0, 0.0], [0.0, 1.0], [1.0, 0.0]]).double()
+    fit = ls.kernel_regression(net, x, [[1.0], [2.0], [3.0]])
+    torch.testing.assert_close(fit.predict(x), torch.tensor([[2.0], [2.0], [2.0]]).double())
+    with pytest.raises(InputError, match="pass a ridge"):
+        _ = fit.leave_one_out
+
+
+@pytest.mark.parametrize("ridge", [-1.0, math.nan, math.inf])
+def test_misuse_is_refused_with_a_remedy(ridge: float) -> None:
+    with pytest.raises(InputError, match="non-negative, finite"):
+        ls.kernel_regression(network(), points(), targets(), ridge=ridge)
+    with pytest.raises(InputError, match="pass them as `x`"):
+        ls.kernel_regression(network(), None, targets())
+    with pytest.raises(InputError, match="not one of n points with themselves"):
+        ls.kernel_regression(torch.zeros(3, 2), None, targets(3))
+    fit = ls.kernel_regression(torch.eye(N), None, targets())
+    with pytest.raises(InputError, match="pass the kernel between the new points"):
+        fit.predict(points())
