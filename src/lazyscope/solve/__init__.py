@@ -1,15 +1,20 @@
-"""Solvers: sparse measures, one-pass stochastic gradient descent, and regression on fixed features."""
+"""Solvers: the tangent model, sparse measures, one-pass stochastic gradient descent, regression on fixed features."""
 
 from lazyscope.solve.fixed_features import random_feature_accuracy, scattering_accuracy
 from lazyscope.solve.one_pass import Nets, Rates, one_pass
 from lazyscope.solve.sparse import SparseSolution, solve_sparse
+from lazyscope.solve.tangent import LeaveOneOut, TangentCurve, TangentSolution, tangent_solve
 
 __all__ = [
+    "LeaveOneOut",
     "Nets",
     "Rates",
     "SparseSolution",
+    "TangentCurve",
+    "TangentSolution",
     "one_pass",
     "random_feature_accuracy",
     "scattering_accuracy",
     "solve_sparse",
+    "tangent_solve",
 ]
