@@ -11,10 +11,14 @@ from pathlib import Path
 
 import pytest
 
+from lazyscope import experiments
+
 LIFE = 10.0
 """Seconds of processor time after which a process is killed, on a machine on which starting takes `START` of them."""
 
 START = 3.0
+
+EXPERIMENTS = Path(experiments.__file__).parent
 
 MOST = 40
 """Lives after which an experiment is given up."""
@@ -51,7 +55,7 @@ def ends_by_itself(command: list[str]) -> int | None:
 @pytest.mark.hours
 @pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="the processor time of a process is read in /proc")
 @pytest.mark.timeout(3600)
-@pytest.mark.parametrize("name", ["cover", "rates", "relative-scale", "certificates", "deconvolution"])
+@pytest.mark.parametrize("name", sorted(path.stem.replace("_", "-") for path in EXPERIMENTS.glob("[!_]*.py")))
 def test_an_experiment_finishes_in_short_lives(name: str, tmp_path: Path) -> None:
     command = [sys.executable, "-m", "lazyscope.cli", "reproduce", name, "--out", str(tmp_path), "--device", "cpu"]
     lives, code = 0, None
