@@ -14,6 +14,9 @@ from torch import Tensor, nn
 
 from lazyscope import Linearised, Model
 from lazyscope.errors import InputError
+from lazyscope.linalg.nystrom import Nystrom
+from lazyscope.linalg.operator import Symmetric
+from lazyscope.linalg.residual import MinimalResiduals, RefinedResiduals
 from lazyscope.solve import tangent
 
 TIMES = [0.0, 0.1, 1.0, 10.0, 1e3, 1e6, math.inf]
@@ -222,8 +225,45 @@ def test_a_preconditioner_that_cannot_be_made_is_refused() -> None:
 
 def test_a_preconditioned_iteration_resumes_to_the_same_bits(tmp_path: Path) -> None:
     model, (x, y) = network(6, 20, 2, 0), data(16, 6, 2, 1)
-    whole = tangent.tangent_solve(model, x, y, precondition=5, tolerance=1e-8)
+    whole = tangent.tangent_solve(model, x, y, precondition=5, tolerance=1e-8, every=3)
     path = tmp_path / "iteration"
-    tangent.tangent_solve(model, x, y, precondition=5, tolerance=1e-8, iterations=6, checkpoint=path, every=3)
+    # Two inner iterations of three products, each followed by an exact one.
+    tangent.tangent_solve(model, x, y, precondition=5, tolerance=1e-8, iterations=8, checkpoint=path, every=3)
     resumed = tangent.tangent_solve(model, x, y, precondition=5, tolerance=1e-8, checkpoint=path, every=3)
     assert all(torch.equal(resumed.v[name], each) for name, each in whole.v.items())
+
+
+def test_rough_products_are_refined_to_the_accuracy_of_exact_ones() -> None:
+    """Products with the rounding errors of TF32, an ill-conditioned kernel and its preconditioner."""
+    random, n = torch.Generator().manual_seed(0), 300
+    basis = torch.linalg.qr(torch.randn(n, n, generator=random, dtype=torch.float64))[0]
+    values = 1e3 * torch.arange(1.0, n + 1, dtype=torch.float64) ** -1.0
+    values[0] = 3e5
+    kernel = (basis * values) @ basis.T
+
+    class Rough(Symmetric):
+        shape, dtype, device = (n, n), torch.float64, torch.device("cpu")
+
+        def matmat(self, u: Tensor) -> Tensor:
+            out: Tensor = kernel @ (u + 5e-4 * u.abs() * torch.randn(u.shape, generator=random, dtype=u.dtype))
+            return out
+
+    right = torch.randn(n, generator=random, dtype=torch.float64)
+    places = torch.arange(0, n, 6)
+    rough, precondition = Rough(), Nystrom(kernel[:, places], places)
+    refined = RefinedResiduals(rough, lambda u: kernel @ u, right, tolerance=1e-6, precondition=precondition, fall=0.3)
+    while not refined.done:
+        refined.step()
+    assert float((right - kernel @ refined.x).norm() / right.norm()) <= 1.1e-6
+    alone = MinimalResiduals(rough, right, tolerance=1e-6, precondition=precondition)
+    while alone.count < refined.count and not alone.done:
+        alone.step()
+    assert float((right - kernel @ alone.x()).norm() / right.norm()) > 1e-2, "without refinement the error remains"
+
+
+def test_the_loss_falls_with_every_iteration() -> None:
+    """The solution in a Krylov space of few dimensions can have a larger loss than the start; its minimiser cannot."""
+    model, (x, y) = network(6, 40, 1, 0), data(30, 6, 1, 1)
+    losses = [tangent.tangent_solve(model, 5 + x, y, iterations=count).loss for count in (1, 2, 4, 8, 16)]
+    start = float((y - model(5 + x).detach()).square().sum()) / 60
+    assert all(late <= early for early, late in zip([start, *losses], losses, strict=False))

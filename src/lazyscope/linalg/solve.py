@@ -1,9 +1,7 @@
-"""Linear systems (K + shift·I)x = b: conjugate gradients for many columns, and minimal residuals."""
+"""Conjugate gradients for linear systems (K + shift·I)x = b with several right-hand sides."""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -88,105 +86,3 @@ def conjugate_gradients(
     # Rounding makes the recurrence deviate from the true residual; a factor of ten distinguishes this from failure.
     converged = bool((left <= 10 * tolerance).all())
     return Solution(x if b.ndim > 1 else x[:, 0], left, count, converged)
-
-
-class MinimalResiduals:
-    """The solution of (K + shift)x = b of smallest residual in a Krylov space, which grows by one product at a time.
-
-    This is GMRES with a preconditioner from the right: each iterate minimises ‖b - Ax‖ itself, whatever the
-    preconditioner. Conjugate gradients minimise the error instead, and their residual can grow by orders of magnitude
-    before it falls. Preconditioned recurrences of three terms (MINRES) minimise the residual in the norm of the
-    preconditioner, in which errors of the products along the largest eigenvectors hardly count, and diverge in low
-    precision. SciPy's `gmres` does not run on a GPU, and its state cannot be stored.
-
-    Args:
-        operator: The symmetric positive semi-definite operator K.
-        right: The right-hand side b, in float64 on the device of the operator.
-        shift: The number added to the diagonal of K.
-        tolerance: The tolerance on ‖b - Ax‖/‖b‖.
-        precondition: A function that multiplies a vector by an approximate inverse. `None` is the identity.
-    """
-
-    def __init__(
-        self,
-        operator: Symmetric,
-        right: Float[Tensor, " N"],
-        *,
-        shift: float = 0.0,
-        tolerance: float,
-        precondition: Callable[[Tensor], Tensor] | None = None,
-    ) -> None:
-        self._operator, self._shift, self._tolerance = operator, shift, tolerance
-        self._precondition = precondition or (lambda r: r)
-        self._norm = float(right.norm())
-        self._basis = (right / self._norm)[None].to(operator.dtype) if self._norm > 0 else right[None][:0]
-        self._images: Float[Tensor, "m1 m"] = torch.zeros(1, 0, dtype=torch.float64, device="cpu")
-        self._complete = self._norm == 0
-
-    @property
-    def count(self) -> int:
-        """The number of products."""
-        return self._images.shape[1]
-
-    def _coefficients(self) -> tuple[Tensor, Tensor]:
-        """Return the coefficients of the iterate and those of its residual, in the basis."""
-        first = torch.zeros(len(self._images), 1, dtype=torch.float64, device="cpu")
-        first[0] = self._norm
-        if self.count == 0:
-            return first[:0, 0], first[:, 0]
-        found = torch.linalg.lstsq(self._images, first, driver="gelsd").solution
-        return found[:, 0], (first - self._images @ found)[:, 0]
-
-    @property
-    def left(self) -> float:
-        """The relative residual, up to the rounding of the products."""
-        return float(self._coefficients()[1].norm()) / self._norm if self._norm > 0 else 0.0
-
-    @property
-    def done(self) -> bool:
-        """Whether the residual is within the tolerance, or cannot be reduced further."""
-        return self._complete or self.left <= self._tolerance
-
-    def step(self) -> None:
-        """Extend the space by one product."""
-        q = self._precondition(self._basis[-1].double())
-        image = self._operator.matvec(q.to(self._operator.dtype)).double() + self._shift * q
-        size, column = float(image.norm()), torch.zeros(len(self._basis), dtype=torch.float64, device=image.device)
-        image = image.to(self._basis.dtype)
-        for _ in range(2):  # once leaves what rounding has left
-            more = self._basis @ image
-            image = image - self._basis.T @ more
-            column += more.double()
-        length = float(image.double().norm())
-        self._complete = length <= 4 * math.sqrt(len(q)) * torch.finfo(self._basis.dtype).eps * size
-        m = self.count
-        images = torch.zeros(m + 2, m + 1, dtype=torch.float64, device="cpu")
-        images[: m + 1, :m], images[: m + 1, m], images[m + 1, m] = self._images, column.cpu(), length
-        self._images = images[: m + 1] if self._complete else images
-        if not self._complete:
-            self._basis = torch.cat([self._basis, (image / length)[None]])
-
-    def x(self) -> Float[Tensor, " N"]:
-        """Compute the iterate."""
-        found = self._coefficients()[0]
-        if len(found) == 0:
-            return torch.zeros(self._basis.shape[1], dtype=torch.float64, device=self._basis.device)
-        return self._precondition(found.to(self._basis.device) @ self._basis[: len(found)].double())
-
-    def residual(self) -> Float[Tensor, " N"]:
-        """Compute b - Ax for the iterate, up to the rounding of the products."""
-        found = self._coefficients()[1].to(self._basis.device)
-        return found @ self._basis[: len(found)].double()
-
-    def state(self) -> dict[str, Tensor]:
-        """Return what `restore` needs to continue with the same bits."""
-        return {"basis": self._basis, "images": self._images}
-
-    def restore(self, state: dict[str, Tensor]) -> None:
-        """Continue from the state of another process.
-
-        Args:
-            state: What `state` returned.
-        """
-        self._basis, self._images = state["basis"].to(self._basis), state["images"].to("cpu", torch.float64)
-        self._complete = len(self._images) == self.count

@@ -21,7 +21,7 @@ from jaxtyping import Float, Float64
 from torch import Tensor, nn
 
 from lazyscope._typing import Inputs, Number, Params
-from lazyscope.ambient import without_autocast
+from lazyscope.ambient import full_precision, without_autocast
 from lazyscope.errors import InputError
 from lazyscope.flow.checkpoint import Checkpoint
 from lazyscope.flow.objective import Times, check_times
@@ -30,7 +30,8 @@ from lazyscope.linalg.eigen import Gram
 from lazyscope.linalg.krylov import Krylov, Projection
 from lazyscope.linalg.nystrom import Nystrom
 from lazyscope.linalg.operator import Operator, Symmetric
-from lazyscope.linalg.solve import MinimalResiduals, conjugate_gradients
+from lazyscope.linalg.residual import RefinedResiduals
+from lazyscope.linalg.solve import conjugate_gradients
 from lazyscope.linalg.trace import signs
 from lazyscope.memory import Memory, default_memory, parse_memory
 from lazyscope.model.base import Model
@@ -71,7 +72,8 @@ def tangent_solve(
     Lanczos with full orthogonalisation. Each iteration costs one product with Dh(w₀) and one with its transpose, about
     as much as one epoch of training. With `precondition`, the method is GMRES with a Nyström
     preconditioner, which needs far fewer iterations on data with a few large and many small eigenvalues, but gives
-    neither the flow nor other ridges. The function returns even if the iteration does not converge, with the residual.
+    neither the flow nor other ridges. Its products may use TF32 if torch allows it; every solution is then refined with
+    exact products. The function returns even if the iteration does not converge, with the residual.
 
     Args:
         model: A model or a module. It is not modified.
@@ -93,7 +95,8 @@ def tangent_solve(
         seed: The seed that draws these points.
         checkpoint: A file in which the iteration is stored every `every` iterations. If it exists, the iteration
             continues from it, with the same result to the last bit.
-        every: The number of iterations between two checkpoints.
+        every: The number of iterations between two checkpoints. With `precondition`, it is also the largest number
+            after which the iteration starts again from the residual, so that only so many vectors are kept.
 
     Returns:
         The solution, which predicts at new points.
@@ -205,17 +208,18 @@ def _iterate(problem: _Problem, plan: _Plan, precondition: Nystrom | None = None
             stack.enter_context(plan.checkpoint)
         while relative > plan.tolerance and done < plan.limit:
             goal, most = plan.tolerance * size, plan.limit - done
-            stored = _Stored(plan.checkpoint, plan.every, right) if plan.checkpoint is not None and done == 0 else None
+            stored = _Stored(plan.checkpoint, right) if plan.checkpoint is not None and done == 0 else None
             if precondition is None:
                 krylov = Krylov(problem.equation, right)
-                met = _grow(krylov, problem.shift, goal, min(plan.room, most), stored, bar)
+                met = _grow(krylov, problem.shift, goal, min(plan.room, most), plan.every, stored, bar)
                 if done == 0 and (met or krylov.size == plan.limit):
                     whole = krylov
                 projection = krylov.project()
-                best = projection.minimiser if problem.space == "outputs" else projection.solution
+                # Before the end, the residual of the solution in the space can be larger than that of zero.
+                best = projection.solution if met or problem.space == "parameters" else projection.minimiser
                 more, count = krylov.combine(best(problem.shift)), krylov.size
             else:
-                more, count, met = _minimise(problem, right, precondition, goal, most, stored, bar)
+                more, count, met = _refine(problem, right, precondition, plan, stored, bar)
             u, done = u + more, done + count
             v = problem.weights(u)
             right, slope = problem.left(u, v)
@@ -226,7 +230,7 @@ def _iterate(problem: _Problem, plan: _Plan, precondition: Nystrom | None = None
     return TangentSolution(problem, v, relative, done, relative <= 10 * plan.tolerance, whole)
 
 
-def _grow(krylov: Krylov, shift: float, goal: float, most: int, stored: _Stored | None, bar: Bar) -> bool:
+def _grow(krylov: Krylov, shift: float, goal: float, most: int, every: int, stored: _Stored | None, bar: Bar) -> bool:
     """Extend a Krylov space until the residual of the equation is at most `goal`, and return whether it is."""
     if stored is not None:
         stored.resume(krylov)
@@ -237,43 +241,56 @@ def _grow(krylov: Krylov, shift: float, goal: float, most: int, stored: _Stored 
             bar.reach(max(bar.done, fallen(left / krylov.norm, goal / krylov.norm)))
             if left <= goal:
                 return True
-        if stored is not None:
-            stored.save(krylov, krylov.size)
+        if stored is not None and krylov.size % every == 0:
+            stored.save(krylov)
     return krylov.complete
 
 
-def _minimise(
-    problem: _Problem, right: Tensor, precondition: Nystrom, goal: float, most: int, stored: _Stored | None, bar: Bar
+def _refine(
+    problem: _Problem, right: Tensor, precondition: Nystrom, plan: _Plan, stored: _Stored | None, bar: Bar
 ) -> tuple[Tensor, int, bool]:
-    """Solve the equation with the preconditioner, until the residual is at most `goal` or after `most` iterations."""
-    part = goal / float(right.norm())
-    found = MinimalResiduals(problem.equation, right, shift=problem.shift, tolerance=part, precondition=precondition)
+    """Solve the equation with the preconditioner, by products in the precision that torch allows and exact ones."""
+
+    def exact(u: Tensor) -> Tensor:
+        with full_precision:
+            return problem.equation.matvec(u.to(problem.equation.dtype)).double()
+
+    rough = torch.get_float32_matmul_precision() != "highest" or torch.backends.cudnn.allow_tf32
+    found = RefinedResiduals(
+        problem.equation,
+        exact,
+        right,
+        shift=problem.shift,
+        tolerance=plan.tolerance,
+        precondition=precondition,
+        fall=0.3 if rough and right.is_cuda and problem.equation.dtype == torch.float32 else 0.0,
+        longest=plan.every,
+    )
     if stored is not None:
         stored.resume(found)
-    while found.count < most and not found.done:
-        found.step()
-        bar.reach(max(bar.done, fallen(found.left, part)))
+    while found.count < plan.limit and not found.done:
+        found.step(plan.limit - found.count)
+        bar.reach(max(bar.done, fallen(found.left, plan.tolerance)))
         if stored is not None:
-            stored.save(found, found.count)
-    return found.x(), found.count, found.done
+            stored.save(found)
+    return found.x, found.count, found.done
 
 
 class _Stored:
     """An iteration in a file, with a checksum of the vector from which it was started."""
 
-    def __init__(self, checkpoint: Checkpoint, every: int, right: Tensor) -> None:
-        self._checkpoint, self._every = checkpoint, every
+    def __init__(self, checkpoint: Checkpoint, right: Tensor) -> None:
+        self._checkpoint = checkpoint
         self._name = hashlib.sha256(right.cpu().numpy().tobytes()).hexdigest()
 
-    def save(self, iteration: Krylov | MinimalResiduals, count: int) -> None:
-        if count % self._every == 0:
-            self._checkpoint.save({"name": self._name, **iteration.state()})
+    def save(self, iteration: Krylov | RefinedResiduals) -> None:
+        self._checkpoint.save({"name": self._name, **iteration.state()})
 
-    def resume(self, iteration: Krylov | MinimalResiduals) -> None:
+    def resume(self, iteration: Krylov | RefinedResiduals) -> None:
         state = self._checkpoint.load()
         if state is None:
             return
-        if state.pop("name", None) != self._name or ("images" in state) != isinstance(iteration, MinimalResiduals):
+        if state.pop("name", None) != self._name or ("images" in state) != isinstance(iteration, RefinedResiduals):
             raise InputError(
                 f"The checkpoint {self._checkpoint.path} belongs to another model, to other data or to another method;"
                 " pass another file, or delete it."
