@@ -49,6 +49,11 @@ class Nystrom:
         return len(self._values)
 
     @property
+    def largest(self) -> float:
+        """The largest eigenvalue of the approximation."""
+        return float(self._values[-1]) if self.rank else 0.0
+
+    @property
     def flattened(self) -> float:
         """The ratio of the largest to the smallest of the flattened eigenvalues."""
         return float(self._values[-1] / self._values[0]) if self.rank else 1.0
