@@ -83,7 +83,7 @@ def tangent_solve(
         ridge: The coefficient of ‖v‖²/2, at least 0.
         centred: Whether to leave out h(w₀), so that Dh(w₀)v alone is fitted.
         tolerance: The relative residual of the linear equation at which the iteration stops, for that part of the
-            targets which the tangent model can reach. `None` uses 10⁻⁴ for models in float32 and 10⁻¹⁰ in float64.
+            targets which the tangent model can reach. `None` uses 10⁻⁴ for models in float32 and 10⁻¹³ in float64.
         iterations: The maximum number of iterations. `None` uses ten times the smaller dimension.
         batch: The number of points that are processed at a time.
         memory: The memory for the basis of the Krylov space, as a number of bytes or a string such as "20GB". If it is
@@ -119,7 +119,7 @@ def tangent_solve(
     if iterations is not None and iterations < 1:
         raise InputError(f"iterations={iterations} allows no iteration; pass a positive number.")
     if tolerance is None:
-        tolerance = 1e-10 if jacobian.dtype == torch.float64 else 1e-4
+        tolerance = 1e-13 if jacobian.dtype == torch.float64 else 1e-4
     with torch.no_grad():
         start = torch.cat([model(part).double().flatten() for part in jacobian.batches])
     if centred:
