@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from lazyscope._typing import Inputs, Number
 from lazyscope.ambient import without_autocast
+from lazyscope.flow.matrix_free import matrix_free_flow
 from lazyscope.flow.objective import Objective, Times, check_times
 from lazyscope.flow.ode import Integration
 from lazyscope.flow.trajectory import Observer, Progress, Recording, Trajectory
@@ -19,7 +20,7 @@ from lazyscope.labels import Target
 from lazyscope.linalg.eigen import COPIES
 from lazyscope.linalg.finite import check_finite
 from lazyscope.loss import Loss, Square
-from lazyscope.memory import check_fits
+from lazyscope.memory import Memory, check_fits
 from lazyscope.model.base import studied
 from lazyscope.model.coordinates import Alpha, Studied
 from lazyscope.progress import Bar, quiet, track
@@ -41,13 +42,18 @@ def tangent_flow(
     observe: Observer | None = None,
     keep_params: bool = False,
     progress: Progress | None = None,
+    matrix_free: bool = False,
+    batch: int = 128,
+    memory: Memory | None = None,
 ) -> Trajectory:
     """Compute the gradient flow of the tangent model, equation (5), at the given times.
 
     The flow is w̄' = -(1/α) Dh(w₀)ᵀ∇R(αh̄(w̄)). With the tangent kernel K = Dh(w₀)Dh(w₀)ᵀ and v = Dh(w₀)ᵀc, it is
     c' = -∇R(y) with y = y_0 + Kc, in the Euclidean geometry of the N outputs. For the square loss, the solution is in
     closed form: K is diagonalised once, in O(N³), and any time can be evaluated, including t = ∞. For other losses, the
-    ODE is integrated numerically. The scale α only enters through y_0 = αh(w₀) and the displacement ‖v‖/α.
+    ODE is integrated numerically. The scale α only enters through y_0 = αh(w₀) and the displacement ‖v‖/α. With
+    `matrix_free`, the kernel is never formed, so that all of CIFAR-10 can be used: all times come from one Krylov
+    space, whose products cost about as much as an epoch of training each.
 
     Args:
         model: The module, `Model` or other model with tangent coordinates to train. It is not modified.
@@ -58,7 +64,8 @@ def tangent_flow(
             the last one may be ∞.
         alpha: The scale α, one number or one for each member of a batch; `math.inf` is its limit.
         centred: Whether to subtract h(w₀) from the outputs, so that they start at 0.
-        rtol: The relative tolerance of a step, for losses that need an ODE solver.
+        rtol: The relative tolerance of a step, for losses that need an ODE solver. With `matrix_free`, the outputs at
+            all times are computed within rtol‖y* - y_0‖, where y* are the targets.
         atol: The absolute tolerance of a step, for losses that need an ODE solver.
         tolerance: A member has converged when ‖v'‖ is at most `tolerance` times its initial value.
         observe: A function that is called with v at the recorded times and returns measurements, which are stored in
@@ -66,6 +73,11 @@ def tangent_flow(
         keep_params: Whether to store v at the recorded times.
         progress: A callback that receives the completed fraction, from 0 to 1, at the recorded times. If it is given,
             no progress bar is shown.
+        matrix_free: Whether to compute the flow without the kernel, for the square loss and one model. Late times need
+            many products; see `tangent_solve` for t = ∞.
+        batch: The number of points that are processed at a time, with `matrix_free`.
+        memory: The memory for the Krylov space, with `matrix_free`, as a number of bytes or a string such as "20GB".
+            `None` uses half of the free memory, 4 GiB at most on a CPU and 64 GiB at most on a GPU.
 
     Returns:
         The trajectory with its status.
@@ -83,6 +95,24 @@ def tangent_flow(
         (<Status.CONVERGED: 'converged'>, True)
     """
     times = check_times(times, infinity=True)
+    if matrix_free:
+        with nullcontext() if progress is None else quiet():
+            return matrix_free_flow(
+                studied(model),
+                loss,
+                x,
+                y,
+                times,
+                alpha=alpha,
+                centred=centred,
+                rtol=float(rtol),
+                tolerance=float(tolerance),
+                observe=observe,
+                keep_params=keep_params,
+                progress=progress,
+                batch=batch,
+                memory=memory,
+            )
     objective = Objective.of(studied(model), loss, x, y, alpha, centred)
     recording = Recording(objective, observe, keep_params)
     _check_fits(objective, loss)
@@ -101,8 +131,8 @@ def _check_fits(objective: Objective, loss: Loss) -> None:
         target.dtype,
         target.device,
         copies=1 + COPIES * 8 / target.element_size() if isinstance(loss, Square) else 1,
-        instead="use fewer points, or train the tangent model by gradient_descent(…, alpha=math.inf) or by"
-        " gradient_flow(…, alpha=math.inf), which do not form the kernel",
+        instead="use fewer points, or pass matrix_free=True if the loss is Square(), or train the tangent model by"
+        " gradient_descent(…, alpha=math.inf), neither of which forms the kernel",
     )
 
 

@@ -156,6 +156,17 @@ class JacobianOperator(Operator):
                     total[name] += g if g.layout == torch.strided else g.to_dense()
         return total
 
+    def named(self, v: Float[Tensor, " columns"]) -> dict[str, Tensor]:
+        """Split a vector v into tensors by parameter name.
+
+        Args:
+            v: The vector, one number for each parameter.
+
+        Returns:
+            The tensors, in the shapes and dtypes of the parameters.
+        """
+        return {name: piece.to(self.model.params[name]) for name, piece in _named(self.model, v).items()}
+
     def _graph(self, x: Inputs) -> Captured:
         captured = self.model.graph(self.model.params, self.model.state, x)
         captured.check_limit()

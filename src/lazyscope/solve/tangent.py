@@ -346,9 +346,7 @@ class TangentSolution:
         return 0 if self._krylov is None else self._krylov.basis.numel() * self._krylov.basis.element_size()
 
     def _named(self, flat: Tensor) -> dict[str, Tensor]:
-        params = self._problem.jacobian.model.params
-        pieces = flat.split([w.numel() for w in params.values()])
-        return {name: piece.view_as(w).to(w) for (name, w), piece in zip(params.items(), pieces, strict=True)}
+        return self._problem.jacobian.named(flat)
 
     def predict(self, x: Inputs, *, batch: int = 128, at: Params | None = None) -> Tensor:
         """Evaluate the fitted tangent model at new points.

@@ -1,0 +1,161 @@
+"""The gradient flow of the tangent model for the square loss in a Krylov space, without its kernel.
+
+With c' = (y* - y_0 - Kc)/n and v = Dh(w₀)ᵀc, all times come from the products of one Krylov space of K, or of
+Dh(w₀)ᵀDh(w₀) if there are fewer parameters than outputs. The space grows until a bound on the error is small enough.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import NoReturn
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from lazyscope._typing import Inputs, Params
+from lazyscope.errors import InputError
+from lazyscope.flow.objective import Objective, in_single, in_single_inputs
+from lazyscope.flow.trajectory import Observer, Progress, Recording, Trajectory
+from lazyscope.labels import Target
+from lazyscope.linalg.eigen import Gram
+from lazyscope.linalg.finite import check_finite
+from lazyscope.linalg.krylov import Krylov, Projection
+from lazyscope.loss import Loss, Square
+from lazyscope.memory import Memory, default_memory, parse_memory
+from lazyscope.model.base import Model
+from lazyscope.model.coordinates import Alpha, Coordinates, Studied, check_alpha
+from lazyscope.model.jacobian import JacobianOperator
+from lazyscope.progress import Bar, fallen
+
+_DEFAULT = {"cpu": 4 << 30, "cuda": 64 << 30}
+"""The default number of bytes for the basis of the Krylov space; half of the free memory if that is less."""
+
+_CHECK = 10
+"""The number of products after which the error is bounded again."""
+
+
+class TangentCoordinates(Coordinates):
+    """The tangent model v ↦ y_0 + Dh(w₀)v on fixed data, evaluated in batches of points.
+
+    Args:
+        jacobian: The Jacobian Dh(w₀) on the data.
+        alpha: The scale α, which multiplies h(w₀) in y_0.
+        centred: Whether y_0 is zero.
+    """
+
+    def __init__(self, jacobian: JacobianOperator, alpha: float, centred: bool) -> None:
+        self.batch, self.alpha = (), check_alpha(alpha)
+        self.jacobian = jacobian
+        with torch.no_grad():
+            parts = [jacobian.model(part) for part in jacobian.batches]
+        start = torch.cat(parts)
+        if not centred and math.isinf(alpha) and bool((start != 0).any()):
+            raise InputError("Without centring, the output αh(w₀) is infinite for α = ∞; pass centred=True.")
+        self.start = torch.zeros_like(start) if centred or math.isinf(alpha) else alpha * start
+
+    def zeros(self) -> dict[str, Tensor]:
+        return {name: torch.zeros_like(w) for name, w in self.jacobian.model.params.items()}
+
+    def outputs(self, v: Params) -> Tensor:
+        return self.start + self.jacobian.push_forward(v).view_as(self.start)
+
+    def kernel(self) -> NoReturn:
+        raise InputError("The kernel is not formed here; use tangent_kernel.")
+
+
+def matrix_free_flow(
+    model: Studied,
+    loss: Loss,
+    x: Inputs,
+    y: Target,
+    times: Float[Tensor, " T"],
+    *,
+    alpha: Alpha,
+    centred: bool,
+    rtol: float,
+    tolerance: float,
+    observe: Observer | None,
+    keep_params: bool,
+    progress: Progress | None,
+    batch: int,
+    memory: Memory | None,
+) -> Trajectory:
+    """Compute the flow with the arguments of `tangent_flow`, and with an error of at most rtol‖y* - y_0‖."""
+    if not isinstance(loss, Square):
+        raise InputError(
+            f"Without the kernel, the flow is known for the square loss only, not for {type(loss).__name__}; pass"
+            " Square(), or matrix_free=False."
+        )
+    if not isinstance(model, Model | nn.Module) or check_alpha(alpha).ndim:
+        raise InputError("Without the kernel, the flow is that of one model at one scale; pass a Model and one α.")
+    single = in_single(Model.of(model))
+    assert isinstance(single, Model)
+    coordinates = TangentCoordinates(
+        JacobianOperator(single, in_single_inputs(x), batch=batch), float(check_alpha(alpha)), centred
+    )
+    start = check_finite(coordinates.start, "The output at the start")
+    risk = loss.risk(start, y, 0)
+    recording = Recording(Objective(coordinates, risk), observe, keep_params)
+    space = _Space(coordinates, risk.target.reshape(start.shape) - start, memory)
+    flow = space.grown(times, float(rtol))
+    for done, time in enumerate(times, 1):
+        v = space.weights(flow.flow(float(time) / len(start)))
+        recording.add(v, coordinates.outputs(v))
+        if progress is not None:
+            progress(done / len(times))
+    slow = space.speed(recording.columns[-1]["outputs"]) <= float(tolerance) * space.speed(start)
+    converged = torch.tensor(slow, device=start.device)
+    return recording.trajectory(times, converged, torch.zeros_like(converged))
+
+
+class _Space:
+    """The Krylov space of the flow, in the outputs or in the parameters."""
+
+    def __init__(self, coordinates: TangentCoordinates, missed: Tensor, memory: Memory | None) -> None:
+        self._jacobian, self._target = coordinates.jacobian, (missed + coordinates.start).flatten().double()
+        self._tall = self._jacobian.shape[0] > self._jacobian.shape[1]
+        self._size = float(missed.double().norm())
+        right = missed.flatten().double()
+        self._krylov = Krylov(Gram(self._jacobian), self._pull(right) if self._tall else right)
+        bound = parse_memory(memory) or default_memory(self._jacobian.device, _DEFAULT)
+        self._room = max(2, bound // (2 * min(self._jacobian.shape) * self._jacobian.dtype.itemsize))
+
+    def _pull(self, c: Tensor) -> Tensor:
+        return self._jacobian.rmatvec(c.to(self._jacobian.dtype)).double()
+
+    def grown(self, times: Tensor, rtol: float) -> Projection:
+        """Extend the space until the outputs at all times are within rtol‖y* - y_0‖, and return its projection."""
+        krylov, n, last = self._krylov, self._jacobian.n, float(times[-1])
+        error = math.inf
+        with Bar("tangent flow", total=1.0) as bar:
+            while not krylov.complete and krylov.size < self._room:
+                krylov.extend()
+                if krylov.size % _CHECK and not krylov.complete:
+                    continue
+                projection = krylov.project()
+                norm = math.sqrt(max(float(projection.values.max()), 0.0))
+                error = projection.flow_error(last / n) * (norm if self._tall else norm**2)
+                bar.reach(max(bar.done, fallen(error / max(self._size, 1e-300), rtol)))
+                if error <= rtol * self._size:
+                    return projection
+        if not krylov.complete:
+            raise InputError(
+                f"{krylov.size} products fill the memory, and the outputs at t = {last:g} are known only up to"
+                f" {error / self._size:.1g} of the distance to the targets; pass a larger `memory` or `rtol`, or"
+                " earlier times."
+            )
+        if krylov.size == 0:  # the outputs are at their targets already
+            return Projection(torch.ones(1).double(), torch.ones(1, 1).double(), 0.0, 0.0)
+        return krylov.project()
+
+    def weights(self, coefficients: Tensor) -> dict[str, Tensor]:
+        """Compute v from the coefficients of the flow in the basis."""
+        if self._krylov.size == 0:
+            return self._jacobian.named(torch.zeros(self._jacobian.shape[1], device=self._jacobian.device))
+        found = self._krylov.combine(coefficients)
+        return self._jacobian.named(found if self._tall else self._pull(found))
+
+    def speed(self, outputs: Tensor) -> float:
+        """Compute ‖v'‖ at the outputs."""
+        return float(self._pull(self._target - outputs.flatten().double()).norm()) / self._jacobian.n
