@@ -11,6 +11,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
+from torch.utils.data import DataLoader, TensorDataset
 
 from lazyscope import Linearised, Model
 from lazyscope.errors import InputError
@@ -267,3 +268,29 @@ def test_the_loss_falls_with_every_iteration() -> None:
     losses = [tangent.tangent_solve(model, 5 + x, y, iterations=count).loss for count in (1, 2, 4, 8, 16)]
     start = float((y - model(5 + x).detach()).square().sum()) / 60
     assert all(late <= early for early, late in zip([start, *losses], losses, strict=False))
+
+
+def test_a_loader_gives_the_same_solution() -> None:
+    model, (x, y) = network(3, 8, 2, 0), data(11, 3, 2, 1)
+    loader = DataLoader(TensorDataset(x, y), batch_size=4)
+    true, found = tangent.tangent_solve(model, x, y, batch=4), tangent.tangent_solve(model, loader)
+    assert close(flat(found.v), flat(true.v), 1e-12)
+    assert close(found.predict(x), true.predict(x), 1e-12)
+    classes = DataLoader(TensorDataset(x, torch.arange(11) % 2), batch_size=4)
+    rows = nn.functional.one_hot(torch.arange(11) % 2, 2)
+    assert close(flat(tangent.tangent_solve(model, classes).v), flat(tangent.tangent_solve(model, x, rows).v))
+
+
+def test_loaders_that_give_other_batches_each_time_are_refused() -> None:
+    model, (x, y) = network(3, 8, 2, 0), data(11, 3, 2, 1)
+    pairs = TensorDataset(x, y)
+    with pytest.raises(InputError, match="shuffle=False"):
+        tangent.tangent_solve(model, DataLoader(pairs, batch_size=4, shuffle=True))
+    with pytest.raises(InputError, match="shuffle=False"):
+        tangent.tangent_solve(model, DataLoader(pairs, batch_size=4, drop_last=True))
+    with pytest.raises(InputError, match="must be pairs"):
+        tangent.tangent_solve(model, DataLoader(TensorDataset(x), batch_size=4))
+    with pytest.raises(InputError, match="There are no targets"):
+        tangent.tangent_solve(model, x)
+    with pytest.raises(InputError, match="pass tensors"):
+        tangent.tangent_solve(model, DataLoader(pairs, batch_size=4), precondition=3)

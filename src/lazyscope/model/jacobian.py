@@ -77,7 +77,7 @@ class JacobianOperator(Operator):
 
     Args:
         model: A model or a module.
-        x: The inputs of n points.
+        x: The inputs of n points, or batches of them.
         batch: The number of points that are processed at a time. It must be at least n for a model whose outputs
             depend on other points of the batch.
 
@@ -87,9 +87,9 @@ class JacobianOperator(Operator):
             would be split into batches.
     """
 
-    def __init__(self, model: Model | nn.Module, x: Inputs, *, batch: int = 128) -> None:
+    def __init__(self, model: Model | nn.Module, x: Inputs | Batches, *, batch: int = 128) -> None:
         model = Model.of(model)
-        self.model, self.batches = model, Batches(x, batch)
+        self.model, self.batches = model, x if isinstance(x, Batches) else Batches(x, batch)
         first = next(iter(self.batches))
         try:
             with torch.no_grad():
@@ -105,7 +105,7 @@ class JacobianOperator(Operator):
         if points < self.batches.n:
             check_independent(
                 model,
-                x,
+                first if isinstance(x, Batches) else x,
                 f"they cannot be computed in batches of {batch}: pass batch={self.batches.n}, call net.eval(), or use"
                 " GroupNorm",
             )

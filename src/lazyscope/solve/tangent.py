@@ -19,6 +19,7 @@ from typing import Any, Literal, final
 import torch
 from jaxtyping import Float, Float64
 from torch import Tensor, nn
+from torch.utils.data import DataLoader
 
 from lazyscope._typing import Inputs, Number, Params
 from lazyscope.ambient import full_precision, without_autocast
@@ -37,6 +38,7 @@ from lazyscope.memory import Memory, default_memory, parse_memory
 from lazyscope.model.base import Model
 from lazyscope.model.inputs import Samples
 from lazyscope.model.jacobian import JacobianOperator
+from lazyscope.model.loaded import LoadedBatches
 from lazyscope.progress import Bar, fallen
 from lazyscope.tangent.kernel import tangent_kernel
 from lazyscope.tangent.regression import as_outputs
@@ -51,8 +53,8 @@ _CHECK = 10
 @without_autocast
 def tangent_solve(
     model: Model | nn.Module,
-    x: Inputs,
-    y: Target,
+    x: Inputs | DataLoader[Any],
+    y: Target | None = None,
     *,
     ridge: Number = 0.0,
     centred: bool = False,
@@ -77,9 +79,10 @@ def tangent_solve(
 
     Args:
         model: A model or a module. It is not modified.
-        x: The inputs of n points.
+        x: The inputs of n points. Data that does not fit into memory is given as a `DataLoader` of pairs
+            (inputs, targets) without shuffling, which is read once for each product; augmented copies are more points.
         y: The targets as a tensor, an array or a nested list, of the shape (n, k) of the outputs. Integers of shape
-            (n,) are class indices and stand for one-hot rows.
+            (n,) are class indices and stand for one-hot rows. `None` takes those of the loader.
         ridge: The coefficient of ‖v‖²/2, at least 0.
         centred: Whether to leave out h(w₀), so that Dh(w₀)v alone is fitted.
         tolerance: The relative residual of the linear equation at which the iteration stops, for that part of the
@@ -112,7 +115,8 @@ def tangent_solve(
         (True, [1.0, -1.0])
     """
     model = Model.of(model)
-    jacobian = JacobianOperator(model, x, batch=batch)
+    jacobian = JacobianOperator(model, _batches(model, x), batch=batch)
+    y = _targets(jacobian, y)
     ridge = float(ridge)
     if not 0 <= ridge < math.inf:
         raise InputError(f"The ridge is {ridge}; pass a finite number that is not negative.")
@@ -133,7 +137,21 @@ def tangent_solve(
     plan = _Plan(tolerance, limit, room, stored, every)
     if precondition == 0:
         return _iterate(problem, plan)
+    if isinstance(x, DataLoader):
+        raise InputError("The preconditioner needs points at random, which a loader does not give; pass tensors.")
     return _iterate(problem, plan, _preconditioner(problem, x, precondition, seed, bound))
+
+
+def _batches(model: Model, x: Inputs | DataLoader[Any]) -> Inputs | LoadedBatches:
+    return LoadedBatches(x, next(iter(model.params.values())).device) if isinstance(x, DataLoader) else x
+
+
+def _targets(jacobian: JacobianOperator, y: Target | None) -> Target:
+    if y is not None:
+        return y
+    if not isinstance(jacobian.batches, LoadedBatches):
+        raise InputError("There are no targets; pass them as `y`, or pass a DataLoader of pairs (inputs, targets).")
+    return jacobian.batches.targets
 
 
 class _Problem:
@@ -203,7 +221,9 @@ def _iterate(problem: _Problem, plan: _Plan, precondition: Nystrom | None = None
     u, v = torch.zeros_like(right), torch.zeros(problem.jacobian.shape[1], dtype=right.dtype, device=right.device)
     steepest = problem.left(u, v)[1]
     relative, done, whole, largest = float(steepest > 0), 0, None, 0.0
-    with ExitStack() as stack, Bar("tangent model", total=1.0) as bar:
+    vectors = min(plan.limit, plan.room if precondition is None else plan.every)
+    most = 2 * vectors * problem.equation.shape[0] * problem.jacobian.dtype.itemsize
+    with ExitStack() as stack, Bar(f"tangent model (at most {most / 1e9:.2g} GB)", total=1.0) as bar:
         if plan.checkpoint is not None:
             stack.enter_context(plan.checkpoint)
         while relative > plan.tolerance and done < plan.limit:
