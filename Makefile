@@ -26,7 +26,7 @@ $(STAMP): pyproject.toml constraints.txt $(PINS)
 	touch $@
 
 demo: $(STAMP)
-	$(BIN)/lazyscope reproduce --scale quick
+	$(BIN)/lazyscope reproduce --scale quick --workers $(JOBS)
 
 explore: $(STAMP)
 	$(BIN)/lazyscope explore
