@@ -146,7 +146,8 @@ class _Space:
                 " earlier times."
             )
         if krylov.size == 0:  # the outputs are at their targets already
-            return Projection(torch.ones(1).double(), torch.ones(1, 1).double(), 0.0, 0.0)
+            one = torch.ones(1, 1, dtype=torch.float64, device="cpu")
+            return Projection(one[0], one, 0.0, 0.0)
         return krylov.project()
 
     def weights(self, coefficients: Tensor) -> dict[str, Tensor]:

@@ -80,7 +80,7 @@ class Projection:
         # In the eigenvectors of T, ‖b - Ax‖² is ‖‖b‖e₁ - Tc‖² + β²c_m², and xᵀAx is cᵀTc.
         rows = [torch.diag(values), self.coupling * self.vectors[-1:], torch.diag((shift * values).sqrt())]
         matrix = torch.cat(rows)[:, kept]
-        right = torch.cat([self.norm * self.vectors[0], torch.zeros(len(matrix) - len(values), dtype=values.dtype)])
+        right = torch.cat([self.norm * self.vectors[0], values.new_zeros(len(matrix) - len(values))])
         found: Tensor = torch.linalg.lstsq(matrix, right[:, None], driver="gelsd").solution[:, 0]
         return self.vectors[:, kept] @ found
 

@@ -329,7 +329,9 @@ class Regression:
 
     def _inverse(self) -> Float64[Tensor, "N N"]:
         wide = _matrix(self._dense()).double()
-        factor, failed = torch.linalg.cholesky_ex(wide + self._shift * torch.eye(len(wide)).to(wide))
+        factor, failed = torch.linalg.cholesky_ex(
+            wide + self._shift * torch.eye(len(wide), dtype=wide.dtype, device=wide.device)
+        )
         pivots = factor.diagonal().square()
         if bool(failed) or float(pivots.min()) <= len(wide) * torch.finfo(wide.dtype).eps * float(pivots.max()):
             raise InputError("Without a ridge, this kernel is singular, so no point can be left out; pass a ridge.")
