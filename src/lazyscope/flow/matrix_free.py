@@ -20,16 +20,13 @@ from lazyscope.flow.trajectory import Observer, Progress, Recording, Trajectory
 from lazyscope.labels import Target
 from lazyscope.linalg.eigen import Gram
 from lazyscope.linalg.finite import check_finite
-from lazyscope.linalg.krylov import Krylov, Projection
+from lazyscope.linalg.krylov import BASIS_MEMORY, Krylov, Projection
 from lazyscope.loss import Loss, Square
 from lazyscope.memory import Memory, default_memory, parse_memory
 from lazyscope.model.base import Model
 from lazyscope.model.coordinates import Alpha, Coordinates, Studied, check_alpha
 from lazyscope.model.jacobian import JacobianOperator
 from lazyscope.progress import Bar, fallen
-
-_DEFAULT = {"cpu": 4 << 30, "cuda": 64 << 30}
-"""The default number of bytes for the basis of the Krylov space; half of the free memory if that is less."""
 
 _CHECK = 10
 """The number of products after which the error is bounded again."""
@@ -118,7 +115,7 @@ class _Space:
         self._size = float(missed.double().norm())
         right = missed.flatten().double()
         self._krylov = Krylov(Gram(self._jacobian), self._pull(right) if self._tall else right)
-        bound = parse_memory(memory) or default_memory(self._jacobian.device, _DEFAULT)
+        bound = parse_memory(memory) or default_memory(self._jacobian.device, BASIS_MEMORY)
         self._room = max(2, bound // (2 * min(self._jacobian.shape) * self._jacobian.dtype.itemsize))
 
     def _pull(self, c: Tensor) -> Tensor:

@@ -65,7 +65,7 @@ def tangent_flow(
         alpha: The scale α, one number or one for each member of a batch; `math.inf` is its limit.
         centred: Whether to subtract h(w₀) from the outputs, so that they start at 0.
         rtol: The relative tolerance of a step, for losses that need an ODE solver. With `matrix_free`, the outputs at
-            all times are computed within rtol‖y* - y_0‖, where y* are the targets.
+            all times are computed within rtol‖y* - y_0‖, where y* are the targets, apart from the rounding of products.
         atol: The absolute tolerance of a step, for losses that need an ODE solver.
         tolerance: A member has converged when ‖v'‖ is at most `tolerance` times its initial value.
         observe: A function that is called with v at the recorded times and returns measurements, which are stored in

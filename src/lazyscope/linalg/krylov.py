@@ -18,6 +18,9 @@ from torch import Tensor
 from lazyscope.linalg.finite import check_finite
 from lazyscope.linalg.operator import Symmetric
 
+BASIS_MEMORY = {"cpu": 4 << 30, "cuda": 64 << 30}
+"""The default number of bytes for a basis; half of the free memory if that is less."""
+
 _QUADRATURE = 4000
 """The number of intervals on which a defect is integrated over time."""
 

@@ -49,6 +49,11 @@ class Nystrom:
         return len(self._values)
 
     @property
+    def memory(self) -> int:
+        """The number of bytes that the eigenvectors take."""
+        return int(self._vectors.numel() * self._vectors.element_size())
+
+    @property
     def largest(self) -> float:
         """The largest eigenvalue of the approximation."""
         return float(self._values[-1]) if self.rank else 0.0

@@ -25,8 +25,8 @@ class MinimalResiduals:
 
     This is GMRES with a preconditioner from the right: each iterate minimises ‖b - Ax‖ itself, whatever the
     preconditioner. Conjugate gradients minimise the error instead, and their residual can grow by orders of magnitude
-    before it falls. Preconditioned recurrences of three terms (MINRES) minimise the residual in the norm of the
-    preconditioner, in which errors of the products along the largest eigenvectors hardly count, and diverge in low
+    before it falls. Preconditioned MINRES minimises the residual in the norm of the preconditioner. This norm gives
+    little weight to the largest eigenvectors, so rounding errors along them grow, and the iteration diverges in low
     precision. SciPy's `gmres` does not run on a GPU.
 
     Args:
@@ -145,7 +145,7 @@ class RefinedResiduals:
 
     @property
     def done(self) -> bool:
-        """Whether the residual is within the tolerance, or was hardly reduced by the last inner iteration."""
+        """Whether the residual is within the tolerance, or the last inner iteration reduced it by less than 0.1 %."""
         return self._stuck or self.left <= self._tolerance
 
     def step(self, most: int | None = None) -> None:

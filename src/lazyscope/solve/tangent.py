@@ -28,7 +28,7 @@ from lazyscope.flow.checkpoint import Checkpoint
 from lazyscope.flow.objective import Times, check_times
 from lazyscope.labels import Target
 from lazyscope.linalg.eigen import Gram
-from lazyscope.linalg.krylov import Krylov, Projection
+from lazyscope.linalg.krylov import BASIS_MEMORY, Krylov, Projection
 from lazyscope.linalg.nystrom import Nystrom
 from lazyscope.linalg.operator import Operator, Symmetric
 from lazyscope.linalg.residual import RefinedResiduals
@@ -42,9 +42,6 @@ from lazyscope.model.loaded import LoadedBatches
 from lazyscope.progress import Bar, fallen
 from lazyscope.tangent.kernel import tangent_kernel
 from lazyscope.tangent.regression import as_outputs
-
-_DEFAULT = {"cpu": 4 << 30, "cuda": 64 << 30}
-"""The default number of bytes for the basis of the Krylov space; half of the free memory if that is less."""
 
 _CHECK = 10
 """The number of iterations after which the residual is computed again."""
@@ -131,7 +128,7 @@ def tangent_solve(
     target = as_outputs(y, jacobian.n, jacobian.k).flatten().to(start)
     problem = _Problem(jacobian, start, target, ridge)
     limit = 10 * min(jacobian.shape) if iterations is None else iterations
-    bound = parse_memory(memory) or default_memory(jacobian.device, _DEFAULT)
+    bound = parse_memory(memory) or default_memory(jacobian.device, BASIS_MEMORY)
     room = max(2, bound // (2 * problem.equation.shape[0] * jacobian.dtype.itemsize))  # one space kept, one that grows
     stored = None if checkpoint is None else Checkpoint(checkpoint)
     plan = _Plan(tolerance, limit, room, stored, every)
@@ -223,7 +220,8 @@ def _iterate(problem: _Problem, plan: _Plan, precondition: Nystrom | None = None
     relative, done, whole, largest = float(steepest > 0), 0, None, 0.0
     vectors = min(plan.limit, plan.room if precondition is None else plan.every)
     most = 2 * vectors * problem.equation.shape[0] * problem.jacobian.dtype.itemsize
-    with ExitStack() as stack, Bar(f"tangent model (at most {most / 1e9:.2g} GB)", total=1.0) as bar:
+    most += 0 if precondition is None else precondition.memory
+    with ExitStack() as stack, Bar(f"tangent model (vectors of {most / 1e9:.2g} GB at most)", total=1.0) as bar:
         if plan.checkpoint is not None:
             stack.enter_context(plan.checkpoint)
         while relative > plan.tolerance and done < plan.limit:
@@ -252,7 +250,8 @@ def _iterate(problem: _Problem, plan: _Plan, precondition: Nystrom | None = None
     # leave a gradient of this size, even at the exact solution.
     long = float(v.norm()) + (math.sqrt(largest) * float(u.norm()) if problem.space == "outputs" else 0.0)
     rounding = torch.finfo(problem.jacobian.dtype).eps * largest * long
-    converged = relative <= 10 * plan.tolerance or relative * steepest <= 10 * rounding
+    small = relative <= math.sqrt(plan.tolerance)  # in float32, rounding alone can be as large as the gradient
+    converged = relative <= 10 * plan.tolerance or (small and relative * steepest <= 10 * rounding)
     return TangentSolution(problem, v, relative, done, converged, whole)
 
 
@@ -336,7 +335,8 @@ class TangentSolution:
     iterations: int
     """The number of iterations, each with one product with Dh(w₀) and one with its transpose."""
     converged: bool
-    """Whether the residual is within ten times the tolerance, or within ten times the rounding error of a product."""
+    """Whether the residual is within ten times the tolerance, or within the square root of the tolerance and ten times
+    the rounding error of a product."""
     _krylov: Krylov | None
 
     @property
