@@ -157,7 +157,8 @@ def test_two_runs_at_once_have_folders_of_their_own(tmp_path: Path) -> None:
 
 
 STUBBORN = """
-import time
+import signal, time
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a background job is started with SIGINT ignored
 from lazyscope.lab.ending import interruptible
 with interruptible("stopped, at last"):
     words = ["started"]

@@ -154,10 +154,12 @@ def test_autocast(alpha: float) -> None:
     assert all(p.grad is not None and p.grad.dtype == torch.float32 for p in lazy.parameters())
 
 
-@pytest.mark.skipif(shutil.which("g++") is None, reason="torch.compile on the CPU needs a C++ compiler")
-def test_compiled_modules_give_the_same_values_and_gradients() -> None:
+@pytest.mark.parametrize("backend", ["aot_eager", pytest.param("inductor", marks=pytest.mark.slow)])
+def test_compiled_modules_give_the_same_values_and_gradients(backend: str) -> None:
+    if backend == "inductor" and shutil.which("g++") is None:
+        pytest.skip("torch.compile on the CPU needs a C++ compiler")
     # In a separate process, as the run-time type checks of the test suite cannot be compiled.
-    script = """
+    script = f"""
         import torch
         from torch import nn
         from lazyscope import Scaled
@@ -172,7 +174,7 @@ def test_compiled_modules_give_the_same_values_and_gradients() -> None:
         eager.square().sum().backward()
         expected = [p.grad.clone() for p in module.parameters()]
         module.zero_grad()
-        compiled = torch.compile(module, fullgraph=True)(x)
+        compiled = torch.compile(module, fullgraph=True, backend={backend!r})(x)
         compiled.square().sum().backward()
         torch.testing.assert_close(compiled, eager, rtol=1e-4, atol=1e-5)
         for p, g in zip(module.parameters(), expected, strict=True):

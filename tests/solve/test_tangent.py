@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from pathlib import Path
 from typing import Any
@@ -15,9 +16,8 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from lazyscope import Linearised, Model
 from lazyscope.errors import InputError
-from lazyscope.linalg.nystrom import Nystrom
-from lazyscope.linalg.operator import Symmetric
-from lazyscope.linalg.residual import MinimalResiduals, RefinedResiduals
+from lazyscope.linalg.krylov import Krylov
+from lazyscope.linalg.operator import Dense, Operator
 from lazyscope.solve import tangent
 
 TIMES = [0.0, 0.1, 1.0, 10.0, 1e3, 1e6, math.inf]
@@ -65,7 +65,7 @@ def close(found: Tensor, true: Tensor, tolerance: float = 1e-8) -> bool:
     return float((found - true).norm()) <= tolerance * max(1e-12, float(true.norm()))
 
 
-@settings(deadline=None, max_examples=12)
+@settings(deadline=None, max_examples=6)
 @given(st.integers(1, 12), st.integers(1, 4), st.integers(1, 6), st.integers(1, 3), st.integers(0, 999))
 def test_the_solution_is_that_of_the_closed_form(n: int, inputs: int, width: int, outputs: int, seed: int) -> None:
     model, (x, y) = network(inputs, width, outputs, seed), data(n, inputs, outputs, seed)
@@ -149,7 +149,7 @@ def test_single_precision_reaches_its_tolerance() -> None:
 def test_little_memory_starts_again_from_the_residual() -> None:
     model, (x, y) = network(4, 10, 1, 0), data(30, 4, 1, 1)
     twin = Twin(model, x, y)
-    solution = tangent.tangent_solve(model, x, y, ridge=1e-2, memory=2 * 8 * 30 * 6, iterations=2000)
+    solution = tangent.tangent_solve(model, x, y, ridge=1e-2, memory=8 * 12 * (30 + 61), iterations=2000)
     assert solution.converged
     assert close(flat(solution.v), twin.ridge(1e-2), 1e-7)
     with pytest.raises(InputError, match="larger `memory`"):
@@ -204,62 +204,61 @@ def test_misuse_names_the_remedy(changes: dict[str, Any], match: str) -> None:
         tangent.tangent_solve(model, x, **{"y": y, **changes})
 
 
-@pytest.mark.parametrize("ridge", [0.0, 1e-3])
-def test_a_preconditioner_changes_the_work_and_not_the_solution(ridge: float) -> None:
-    model, (x, y) = network(6, 20, 2, 0), data(16, 6, 2, 1)
-    true = tangent.tangent_solve(model, x, y, ridge=ridge)
-    found = tangent.tangent_solve(model, x, y, ridge=ridge, precondition=len(x) // 2)
-    assert found.converged
-    assert close(flat(found.v), flat(true.v), 1e-7)
-    with pytest.raises(InputError, match="precondition=0"):
-        found.flow([1.0])
+def test_rough_products_still_give_the_best_solution_in_their_space() -> None:
+    """Transposed products with errors along the largest singular vectors, as TF32 makes them on images."""
+    random = torch.Generator().manual_seed(0)
+    rows, columns = 60, 90
+    left = torch.linalg.qr(torch.randn(rows, rows, generator=random, dtype=torch.float64))[0]
+    right = torch.linalg.qr(torch.randn(columns, rows, generator=random, dtype=torch.float64))[0]
+    sizes = torch.arange(1.0, rows + 1, dtype=torch.float64) ** -1.0
+    sizes[:3] = 600.0
+    matrix = (left * sizes) @ right.T
 
-
-def test_a_preconditioner_that_cannot_be_made_is_refused() -> None:
-    model, (x, y) = network(6, 20, 2, 0), data(16, 6, 2, 1)
-    with pytest.raises(InputError, match="cannot be drawn"):
-        tangent.tangent_solve(model, x, y, precondition=len(x) + 1)
-    narrow = Model(nn.Linear(2, 1)).double()
-    with pytest.raises(InputError, match="precondition=0"):
-        tangent.tangent_solve(narrow, *data(20, 2, 1, 0), precondition=3)
-
-
-def test_a_preconditioned_iteration_resumes_to_the_same_bits(tmp_path: Path) -> None:
-    model, (x, y) = network(6, 20, 2, 0), data(16, 6, 2, 1)
-    whole = tangent.tangent_solve(model, x, y, precondition=5, tolerance=1e-8, every=3)
-    path = tmp_path / "iteration"
-    # Two inner iterations of three products, each followed by an exact one.
-    tangent.tangent_solve(model, x, y, precondition=5, tolerance=1e-8, iterations=8, checkpoint=path, every=3)
-    resumed = tangent.tangent_solve(model, x, y, precondition=5, tolerance=1e-8, checkpoint=path, every=3)
-    assert all(torch.equal(resumed.v[name], each) for name, each in whole.v.items())
-
-
-def test_rough_products_are_refined_to_the_accuracy_of_exact_ones() -> None:
-    """Products with the rounding errors of TF32, an ill-conditioned kernel and its preconditioner."""
-    random, n = torch.Generator().manual_seed(0), 300
-    basis = torch.linalg.qr(torch.randn(n, n, generator=random, dtype=torch.float64))[0]
-    values = 1e3 * torch.arange(1.0, n + 1, dtype=torch.float64) ** -1.0
-    values[0] = 3e5
-    kernel = (basis * values) @ basis.T
-
-    class Rough(Symmetric):
-        shape, dtype, device = (n, n), torch.float64, torch.device("cpu")
+    class Rough(Operator):
+        shape, dtype, device = (rows, columns), torch.float64, torch.device("cpu")
 
         def matmat(self, u: Tensor) -> Tensor:
-            out: Tensor = kernel @ (u + 5e-4 * u.abs() * torch.randn(u.shape, generator=random, dtype=u.dtype))
+            out: Tensor = matrix @ u
             return out
 
-    right = torch.randn(n, generator=random, dtype=torch.float64)
-    places = torch.arange(0, n, 6)
-    rough, precondition = Rough(), Nystrom(kernel[:, places], places)
-    refined = RefinedResiduals(rough, lambda u: kernel @ u, right, tolerance=1e-6, precondition=precondition, fall=0.3)
-    while not refined.done:
-        refined.step()
-    assert float((right - kernel @ refined.x).norm() / right.norm()) <= 1.1e-6
-    alone = MinimalResiduals(rough, right, tolerance=1e-6, precondition=precondition)
-    while alone.count < refined.count and not alone.done:
-        alone.step()
-    assert float((right - kernel @ alone.x()).norm() / right.norm()) > 1e-2, "without refinement the error remains"
+        def rmatmat(self, v: Tensor) -> Tensor:
+            noise = torch.randn(3, v.shape[1], generator=random, dtype=torch.float64)
+            out: Tensor = matrix.T @ v + 1e-3 * right[:, :3] @ noise
+            return out
+
+    b = torch.randn(rows, generator=random, dtype=torch.float64)
+    krylov, left_over = Krylov(Rough(), b), []
+    for _ in range(40):
+        krylov.extend()
+        projection = krylov.project()
+        v = krylov.combine(projection.solution(0.0))
+        left_over.append(float((b - matrix @ v).norm() / b.norm()))
+        images = matrix @ krylov.state()["right"].T
+        best = images @ torch.linalg.lstsq(images, b[:, None], driver="gelsd").solution[:, 0]
+        assert left_over[-1] == pytest.approx(float((b - best).norm() / b.norm()), rel=1e-6)
+    assert all(late <= early * (1 + 1e-9) for early, late in itertools.pairwise(left_over))
+    assert left_over[-1] < 0.5
+
+
+def test_the_last_direction_speeds_up_a_restarted_iteration() -> None:
+    random = torch.Generator().manual_seed(0)
+    left = torch.linalg.qr(torch.randn(80, 80, generator=random, dtype=torch.float64))[0]
+    sizes = torch.cat([torch.linspace(300, 600, 6), torch.linspace(0.1, 2, 74)]).double()
+    matrix = (left * sizes) @ left.T
+    b, zero = torch.randn(80, generator=random, dtype=torch.float64), torch.zeros(80, dtype=torch.float64)
+
+    def after(kept: bool) -> float:
+        krylov, v = Krylov(Dense(matrix), b), zero
+        for _ in range(12):
+            while krylov.size < 12:
+                krylov.extend()
+            direction = krylov.project().solution(0.0)
+            v = v + krylov.combine(direction)
+            missed = b - matrix @ v
+            krylov.restart(missed, matrix.T @ missed, v, direction * float(kept))
+        return float((b - matrix @ v).norm() / b.norm())
+
+    assert after(True) < 0.5 * after(False)
 
 
 def test_the_loss_falls_with_every_iteration() -> None:
@@ -292,5 +291,3 @@ def test_loaders_that_give_other_batches_each_time_are_refused() -> None:
         tangent.tangent_solve(model, DataLoader(TensorDataset(x), batch_size=4))
     with pytest.raises(InputError, match="There are no targets"):
         tangent.tangent_solve(model, x)
-    with pytest.raises(InputError, match="pass tensors"):
-        tangent.tangent_solve(model, DataLoader(pairs, batch_size=4), precondition=3)

@@ -1,7 +1,7 @@
 """The gradient flow of the tangent model for the square loss in a Krylov space, without its kernel.
 
-With c' = (y* - y_0 - Kc)/n and v = Dh(w₀)ᵀc, all times come from the products of one Krylov space of K, or of
-Dh(w₀)ᵀDh(w₀) if there are fewer parameters than outputs. The space grows until a bound on the error is small enough.
+With v' = Dh(w₀)ᵀ(y* - y_0 - Dh(w₀)v)/n, all times come from the products of one Krylov space of Dh(w₀)ᵀDh(w₀). The
+space grows until a bound on the error is small enough.
 """
 
 from __future__ import annotations
@@ -18,7 +18,6 @@ from lazyscope.errors import InputError
 from lazyscope.flow.objective import Objective, in_single, in_single_inputs
 from lazyscope.flow.trajectory import Observer, Progress, Recording, Trajectory
 from lazyscope.labels import Target
-from lazyscope.linalg.eigen import Gram
 from lazyscope.linalg.finite import check_finite
 from lazyscope.linalg.krylov import BASIS_MEMORY, Krylov, Projection
 from lazyscope.loss import Loss, Square
@@ -107,19 +106,14 @@ def matrix_free_flow(
 
 
 class _Space:
-    """The Krylov space of the flow, in the outputs or in the parameters."""
+    """The Krylov space of the flow."""
 
     def __init__(self, coordinates: TangentCoordinates, missed: Tensor, memory: Memory | None) -> None:
         self._jacobian, self._target = coordinates.jacobian, (missed + coordinates.start).flatten().double()
-        self._tall = self._jacobian.shape[0] > self._jacobian.shape[1]
         self._size = float(missed.double().norm())
-        right = missed.flatten().double()
-        self._krylov = Krylov(Gram(self._jacobian), self._pull(right) if self._tall else right)
+        self._krylov = Krylov(self._jacobian, missed.flatten().double())
         bound = parse_memory(memory) or default_memory(self._jacobian.device, BASIS_MEMORY)
-        self._room = max(2, bound // (2 * min(self._jacobian.shape) * self._jacobian.dtype.itemsize))
-
-    def _pull(self, c: Tensor) -> Tensor:
-        return self._jacobian.rmatvec(c.to(self._jacobian.dtype)).double()
+        self._room = max(2, bound // (sum(self._jacobian.shape) * self._jacobian.dtype.itemsize))
 
     def grown(self, times: Tensor, rtol: float) -> Projection:
         """Extend the space until the outputs at all times are within rtol‖y* - y_0‖, and return its projection."""
@@ -131,8 +125,7 @@ class _Space:
                 if krylov.size % _CHECK and not krylov.complete:
                     continue
                 projection = krylov.project()
-                norm = math.sqrt(max(float(projection.values.max()), 0.0))
-                error = projection.flow_error(last / n) * (norm if self._tall else norm**2)
+                error = projection.flow_error(last / n) * float(projection.sizes.max())
                 bar.reach(max(bar.done, fallen(error / max(self._size, 1e-300), rtol)))
                 if error <= rtol * self._size:
                     return projection
@@ -142,18 +135,13 @@ class _Space:
                 f" {error / self._size:.1g} of the distance to the targets; pass a larger `memory` or `rtol`, or"
                 " earlier times."
             )
-        if krylov.size == 0:  # the outputs are at their targets already
-            one = torch.ones(1, 1, dtype=torch.float64, device="cpu")
-            return Projection(one[0], one, 0.0, 0.0)
         return krylov.project()
 
     def weights(self, coefficients: Tensor) -> dict[str, Tensor]:
         """Compute v from the coefficients of the flow in the basis."""
-        if self._krylov.size == 0:
-            return self._jacobian.named(torch.zeros(self._jacobian.shape[1], device=self._jacobian.device))
-        found = self._krylov.combine(coefficients)
-        return self._jacobian.named(found if self._tall else self._pull(found))
+        return self._jacobian.named(self._krylov.combine(coefficients))
 
     def speed(self, outputs: Tensor) -> float:
         """Compute ‖v'‖ at the outputs."""
-        return float(self._pull(self._target - outputs.flatten().double()).norm()) / self._jacobian.n
+        left = self._target - outputs.flatten().double()
+        return float(self._jacobian.rmatvec(left.to(self._jacobian.dtype)).double().norm()) / self._jacobian.n

@@ -1,25 +1,33 @@
-"""The Krylov space of a symmetric positive semi-definite operator, in which many of its functions are known at once.
+"""Least squares min ‖b - Av‖² + shift‖v‖² in a Krylov space, for all shifts, and its gradient flow at all times.
 
-The Lanczos process from b gives an orthonormal basis Q and a tridiagonal T with AQ = QT + β q eᵀ. Then f(A)b is close
-to ‖b‖ Q f(T)e₁ for every smooth f: the solutions of (A + shift)x = b for all shifts, and the flow x' = b - Ax at all
-times, come from the same products. SciPy and torch return one solution for one shift, and keep no basis.
+The Golub-Kahan process gives orthonormal bases V of the Krylov space of AᵀA from Aᵀb and U of its image, with AV = UR.
+The small matrix R then replaces A. In exact arithmetic R is bidiagonal. Here all of its entries are kept as they are
+measured: products with Aᵀ of low precision, such as TF32, give another space, but within it AV = UR still holds and
+the solution is still the best one. If R is taken to be bidiagonal, errors along the largest singular vectors of A
+destroy the solution. SciPy's `lsqr` and `lsmr` run on a CPU, keep no basis, and assume a bidiagonal R.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from lazyscope.ambient import full_precision
 from lazyscope.linalg.finite import check_finite
-from lazyscope.linalg.operator import Symmetric
+from lazyscope.linalg.operator import Operator
 
 BASIS_MEMORY = {"cpu": 4 << 30, "cuda": 64 << 30}
-"""The default number of bytes for a basis; half of the free memory if that is less."""
+"""The default number of bytes for the bases; half of the free memory if that is less."""
+
+_BLOCK = 16
+"""The number of vectors that are stored in one tensor."""
+
+_COLUMNS = 1 << 20
+"""The number of columns that are rotated at a time."""
 
 _QUADRATURE = 4000
 """The number of intervals on which a defect is integrated over time."""
@@ -27,202 +35,260 @@ _QUADRATURE = 4000
 
 @dataclass(frozen=True)
 class Projection:
-    """The tridiagonal matrix T of a Krylov space, diagonalised, with what couples the space to the rest."""
+    """The matrix R = P S Qᵀ of a Krylov space by its singular values, with what couples the space to the rest."""
 
-    values: Float[Tensor, " m"]
-    """The eigenvalues θ of T (Ritz values), in float64 on the CPU."""
-    vectors: Float[Tensor, "m m"]
-    """Its eigenvectors as columns."""
-    norm: float
-    """The norm of the vector b from which the space was started."""
+    left: Float[Tensor, "m m"]
+    """The left singular vectors P, in float64 on the CPU."""
+    sizes: Float[Tensor, " m"]
+    """The singular values S, descending."""
+    right: Float[Tensor, "m m"]
+    """The right singular vectors as rows, Qᵀ."""
+    b: Float[Tensor, " m"]
+    """The coefficients Uᵀb of the right-hand side."""
+    start: Float[Tensor, " m"]
+    """The coefficients Vᵀv₀ of the point from which the space was restarted."""
     coupling: float
-    """The number β with AQ = QT + β q eᵀ; 0 if the space is invariant."""
-
-    @property
-    def noise(self) -> float:
-        """The size of a Ritz value below which it cannot be distinguished from zero."""
-        return 4 * math.sqrt(len(self.values)) * torch.finfo(torch.float64).eps * float(self.values.max())
-
-    def coefficients(self, function: Callable[[Tensor], Tensor]) -> Float[Tensor, " m"]:
-        """Compute the coefficients of f(A)b in the basis.
-
-        Args:
-            function: The function f, which is called with all Ritz values.
-
-        Returns:
-            The vector ‖b‖ f(T)e₁.
-        """
-        return self.norm * (self.vectors @ (function(self.values) * self.vectors[0]))
+    """The number α in AᵀU = VRᵀ + α v eᵀ, where v is orthogonal to V; 0 if the space is invariant."""
+    noise: float
+    """The size of a singular value below which it cannot be distinguished from zero."""
 
     def solution(self, shift: float) -> Float[Tensor, " m"]:
-        """Compute the coefficients of the solution of (A + shift)x = b of smallest norm.
+        """Compute the coefficients of the d that minimises ‖b - Ad‖² + shift‖v₀ + d‖² in the space.
 
         Args:
-            shift: The number added to the diagonal of A.
+            shift: The number added to AᵀA. For 0, the solution of smallest norm is returned.
 
         Returns:
-            The coefficients in the basis.
+            The coefficients in the basis V.
         """
-        null = self.values <= (self.noise if shift == 0 else -math.inf)
-        return self.coefficients(lambda values: (1 / (values + shift).masked_fill(null, 1.0)).masked_fill(null, 0.0))
+        factors = self.sizes / (self.sizes**2 + shift).masked_fill(self._null(shift), 1.0)
+        return self._combined(factors.masked_fill(self._null(shift), 0.0))
 
-    def minimiser(self, shift: float) -> Float[Tensor, " m"]:
-        """Compute the coefficients of the x in the space that minimises ‖b - Ax‖² + shift·xᵀAx.
-
-        For a complete space it is the solution of (A + shift)x = b. Before that, ‖b - Ax‖ falls with every dimension
-        if the shift is zero, whereas the residual of `solution` can grow at first.
-
-        Args:
-            shift: The number added to the diagonal of A.
-
-        Returns:
-            The coefficients in the basis.
-        """
-        values = self.values.clamp(min=0.0)
-        kept = values > self.noise
-        # In the eigenvectors of T, ‖b - Ax‖² is ‖‖b‖e₁ - Tc‖² + β²c_m², and xᵀAx is cᵀTc.
-        rows = [torch.diag(values), self.coupling * self.vectors[-1:], torch.diag((shift * values).sqrt())]
-        matrix = torch.cat(rows)[:, kept]
-        right = torch.cat([self.norm * self.vectors[0], values.new_zeros(len(matrix) - len(values))])
-        found: Tensor = torch.linalg.lstsq(matrix, right[:, None], driver="gelsd").solution[:, 0]
-        return self.vectors[:, kept] @ found
-
-    def residual(self, shift: float) -> float:
-        """Compute ‖b - (A + shift)x‖/‖b‖ for the solution in the space, without what the null space of A contains of b.
-
-        Args:
-            shift: The number added to the diagonal of A.
-
-        Returns:
-            The relative residual, which is exact up to rounding.
-        """
-        return self.coupling * float(self.solution(shift)[-1].abs()) / self.norm
-
-    def shifted(self, shift: float) -> Projection:
-        """Return the projection of A + shift, whose Krylov space is the same.
-
-        Args:
-            shift: The number added to the diagonal of A.
-
-        Returns:
-            The projection.
-        """
-        return replace(self, values=self.values + shift)
-
-    def flow(self, time: float) -> Float[Tensor, " m"]:
-        """Compute the coefficients of x(time) for the flow x' = b - Ax from x(0) = 0.
+    def flow(self, time: float, shift: float = 0.0) -> Float[Tensor, " m"]:
+        """Compute the coefficients of v(time) for the flow v' = Aᵀ(b - Av) - shift·v from v(0) = 0 in the space.
 
         Args:
             time: The time t ≥ 0, which may be infinite.
+            shift: The number added to AᵀA.
 
         Returns:
-            The coefficients of A⁻¹(1 - e^{-At})b in the basis.
+            The coefficients in the basis V.
         """
-        return self.coefficients(lambda values: _flow(values, time, self.noise))
+        return self._combined(self._grown(time, shift))
 
-    def flow_error(self, time: float) -> float:
-        """Bound the error of `flow`: ‖x(t) - Qx_m(t)‖ ≤ β ∫ |e_mᵀx_m(s)| ds, since A does not expand.
+    def residual(self, coefficients: Float[Tensor, " m"]) -> float:
+        """Compute the norm of the gradient Aᵀ(b - Ad) - shift(v₀ + d) outside the space.
+
+        Args:
+            coefficients: The coefficients of d. For those of `solution`, the gradient has no part within the space.
+
+        Returns:
+            The norm, which is exact up to the rounding of products.
+        """
+        if self.coupling == 0:
+            return 0.0
+        last = self.left[-1] @ (self.sizes * (self.right @ coefficients))
+        return self.coupling * float(last.abs())
+
+    def flow_error(self, time: float, shift: float = 0.0) -> float:
+        """Bound the error of `flow` by the integral of its residual, since the flow does not expand.
 
         Args:
             time: The time t ≥ 0, which may be infinite.
+            shift: The number added to AᵀA.
 
         Returns:
-            The bound, with the integral computed by quadrature.
+            The bound on ‖v(t) - Vc(t)‖, with the integral computed by quadrature.
         """
         if self.coupling == 0 or time == 0:
             return 0.0
-        weights = self.norm * self.vectors[-1] * self.vectors[0]
-        slowest = float(self.values[self.values > self.noise].min())
-        last = min(time, 50 / slowest)
-        first = 1e-6 / float(self.values.max())
+        rates = self.sizes**2 + shift
+        weights = self.coupling * self.left[-1] * self.sizes * self._data()
+        last = min(time, 50 / float(rates[~self._null(shift)].min()))
+        first = 1e-6 / float(rates.max())
         ends = math.log10(max(last / first, 10))
         grid = torch.logspace(0, ends, _QUADRATURE, dtype=torch.float64, device="cpu")
         grid = torch.nn.functional.pad(grid * first, (1, 0)).clamp(max=last)
-        values = torch.stack([_flow(self.values, float(t), self.noise) @ weights for t in grid]).abs()
+        values = torch.stack([self._grown(float(t), shift) @ weights for t in grid]).abs()
         area = float(torch.trapezoid(values, grid))
-        return self.coupling * (area + float(values[-1]) * (time - last if math.isfinite(time) else 0.0))
+        return area + (float(values[-1]) * (time - last) if math.isfinite(time) else 0.0)
+
+    def _null(self, shift: float) -> Tensor:
+        return self.sizes <= (self.noise if shift == 0 else -math.inf)
+
+    def _data(self) -> Tensor:
+        """Return the coefficients of b + Av₀ in the left singular vectors."""
+        return self.left.T @ self.b + self.sizes * (self.right @ self.start)
+
+    def _combined(self, factors: Tensor) -> Tensor:
+        return self.right.T @ (factors * self._data()) - self.start
+
+    def _grown(self, time: float, shift: float) -> Tensor:
+        """σ(1 - e^{-(σ² + shift)t})/(σ² + shift), and 0 where σ vanishes."""
+        null = self._null(shift) | (self.sizes == 0)
+        rates = (self.sizes**2 + shift).masked_fill(null, 1.0)
+        grown = -torch.expm1(-rates * time) if math.isfinite(time) else torch.ones_like(rates)
+        return (self.sizes * grown / rates).masked_fill(null, 0.0)
 
 
-def _flow(values: Tensor, time: float, noise: float) -> Tensor:
-    """(1 - e^{-θt})/θ, which is t where θ vanishes; 1/θ at t = ∞, and 0 where θ vanishes."""
-    null = values <= noise
-    safe = values.masked_fill(null, 1.0)
-    if math.isinf(time):
-        return (1 / safe).masked_fill(null, 0.0)
-    return (-torch.expm1(-safe * time) / safe).masked_fill(null, 0.0)
+class _Rows:
+    """Orthonormal vectors of one length, in blocks, so that another vector does not copy those before it."""
+
+    def __init__(self, length: int, dtype: torch.dtype, device: torch.device) -> None:
+        self._length, self._dtype, self._device = length, dtype, device
+        self._blocks: list[Tensor] = []
+        self.count = 0
+
+    def append(self, vector: Tensor) -> None:
+        if self.count == len(self._blocks) * _BLOCK:
+            self._blocks.append(torch.zeros(_BLOCK, self._length, dtype=self._dtype, device=self._device))
+        self._blocks[-1][self.count % _BLOCK] = vector
+        self.count += 1
+
+    def _parts(self) -> list[Tensor]:
+        return [block[: self.count - at * _BLOCK] for at, block in enumerate(self._blocks)]
+
+    def coefficients(self, vector: Tensor) -> Tensor:
+        """Compute the inner products with a vector, in float64 on the CPU."""
+        parts = [(rows @ vector.to(rows.dtype)).double() for rows in self._parts()]
+        return torch.cat([vector.new_zeros(0, dtype=torch.float64), *parts]).cpu()
+
+    def orthogonalise(self, vector: Tensor) -> tuple[Tensor, Tensor]:
+        """Subtract the projection of a vector, and return its coefficients too."""
+        total = torch.zeros(self.count, dtype=torch.float64, device="cpu")
+        with full_precision:
+            for _ in range(2):  # once leaves what rounding has left
+                parts = []
+                for rows in self._parts():
+                    parts.append(rows @ vector)
+                    vector = vector - rows.T @ parts[-1]
+                total += torch.cat([vector.new_zeros(0), *parts]).double().cpu()
+        return vector, total
+
+    def combine(self, coefficients: Tensor) -> Tensor:
+        """Compute a linear combination, in float64."""
+        total = torch.zeros(self._length, dtype=torch.float64, device=self._device)
+        parts = self._parts()
+        for rows, some in zip(parts, coefficients.to(total).split(_BLOCK) if parts else [], strict=True):
+            for row, each in zip(rows, some, strict=True):  # one at a time, so that no block is copied to float64
+                total += each * row
+        return total
+
+    def rotate(self, turn: Tensor) -> None:
+        """Replace the vectors by combinations of them, the rows of `turn`, without storing both."""
+        turn, parts = turn.to(self._device, self._dtype), self._parts()
+        with full_precision:
+            for first in range(0, self._length if parts else 0, _COLUMNS):
+                there = slice(first, first + _COLUMNS)
+                turned = turn @ torch.cat([rows[:, there] for rows in parts])
+                for block, rows in zip(self._blocks, turned.split(_BLOCK), strict=False):
+                    block[: len(rows), there] = rows
+        self.count = len(turn)
+        self._blocks = self._blocks[: -(-self.count // _BLOCK)]
+
+    def stacked(self) -> Tensor:
+        return torch.cat([torch.zeros(0, self._length, dtype=self._dtype, device=self._device), *self._parts()])
+
+    def restore(self, rows: Tensor) -> None:
+        self._blocks, self.count = [], 0
+        for row in rows:
+            self.append(row)
+
+    @property
+    def memory(self) -> int:
+        return sum(rows.numel() * rows.element_size() for rows in self._parts())
 
 
 class Krylov:
-    """The Krylov space of A from b, extended by one product at a time.
+    """The Krylov space of AᵀA from Aᵀb, extended by one product with A and one with its transpose at a time.
 
-    The basis is orthogonalised in full, twice per step: without that, the Lanczos process finds copies of the large
-    eigenvalues instead of new directions.
+    Both bases are orthogonalised in full, twice per step: without that, the process finds copies of the large singular
+    values instead of new directions. The products have the precision that torch allows, such as TF32.
 
     Args:
-        operator: The symmetric positive semi-definite operator A.
-        b: The vector b.
-        dtype: The dtype of the basis. `None` uses that of the operator.
+        operator: The operator A, of any shape.
+        b: The right-hand side b, in float64.
     """
 
-    def __init__(self, operator: Symmetric, b: Float[Tensor, " N"], *, dtype: torch.dtype | None = None) -> None:
+    def __init__(self, operator: Operator, b: Float[Tensor, " rows"]) -> None:
         self.operator = operator
-        self._dtype = dtype or operator.dtype
-        self.norm = float(b.double().norm())
-        self._basis = torch.empty(0, len(b), dtype=self._dtype, device=operator.device)
-        self._next = (b.double() / self.norm).to(operator.device, self._dtype) if self.norm > 0 else None
-        self.diagonal: list[float] = []
-        self.beside: list[float] = []
+        rows, columns = operator.shape
+        self._left = _Rows(rows, operator.dtype, operator.device)
+        self._right = _Rows(columns, operator.dtype, operator.device)
+        self._matrix = torch.zeros(0, 0, dtype=torch.float64, device="cpu")
+        self._b, self._start = b, torch.zeros(columns, dtype=torch.float64, device=operator.device)
+        self._next: Tensor | None = None
+        self.speed = self._continue(self._pull(b))
 
     @property
     def size(self) -> int:
         """The dimension m of the space."""
-        return len(self.diagonal)
+        return self._right.count
 
     @property
     def complete(self) -> bool:
-        """Whether the space is invariant, so that it contains f(A)b for every f."""
+        """Whether the space is invariant, so that it contains the solutions for all shifts."""
         return self._next is None
 
     @property
-    def basis(self) -> Float[Tensor, "m N"]:
-        """The orthonormal basis, as rows."""
-        return self._basis[: self.size]
+    def memory(self) -> int:
+        """The number of bytes that the bases take."""
+        return self._left.memory + self._right.memory
+
+    def _pull(self, u: Tensor) -> Tensor:
+        product = self.operator.rmatvec(u.to(self.operator.device, self.operator.dtype))
+        return check_finite(product, "A product with the transpose of the operator")
+
+    def _continue(self, vector: Tensor) -> float:
+        """Set the next vector of V and the coupling to it, and return the norm of the vector."""
+        size = float(vector.double().norm())
+        rest, _ = self._right.orthogonalise(vector)
+        self._ahead = float(rest.double().norm())
+        small = 4 * math.sqrt(len(vector)) * torch.finfo(vector.dtype).eps * size
+        ended = self._ahead <= small or self.size == min(self.operator.shape)
+        self._next = None if ended else rest / self._ahead
+        if ended:
+            self._ahead = 0.0
+        return size
 
     def extend(self) -> None:
-        """Add one dimension, by one product with the operator."""
-        q = self._next
-        if q is None:
+        """Add one dimension, by one product with the operator and one with its transpose."""
+        v = self._next
+        if v is None:
             return
-        self._keep(q)
-        image = check_finite(self.operator.matvec(q.to(self.operator.dtype)), "A product with the operator")
-        image = image.to(self._dtype)
-        self.diagonal.append(float(q.double() @ image.double()))
-        basis = self._basis[: len(self.diagonal)]
-        for _ in range(2):
-            image = image - basis.T @ (basis @ image)
-        length = float(image.double().norm())
-        scale = max(map(abs, self.diagonal))
-        small = length <= 4 * math.sqrt(len(q)) * torch.finfo(self._dtype).eps * scale
-        ended = small or self.size == len(q)
-        self.beside.append(0.0 if ended else length)
-        self._next = None if ended else image / length
-
-    def _keep(self, q: Tensor) -> None:
-        if self.size == len(self._basis):  # grow in steps, so that a long run does not copy the basis at every step
-            more = torch.empty(max(16, self.size // 4), self._basis.shape[1], dtype=self._dtype, device=q.device)
-            self._basis = torch.cat([self._basis, more])
-        self._basis[self.size] = q
+        self._right.append(v)
+        image = check_finite(self.operator.matvec(v), "A product with the operator")
+        size = float(image.double().norm())
+        rest, column = self._left.orthogonalise(image)
+        length = float(rest.double().norm())
+        m, matrix = self.size, torch.zeros(self.size, self.size, dtype=torch.float64, device="cpu")
+        matrix[: m - 1, : m - 1], matrix[: m - 1, -1] = self._matrix, column
+        largest = max(size, float(matrix.norm(dim=0).max()))
+        if length <= 4 * math.sqrt(len(image)) * torch.finfo(image.dtype).eps * largest:
+            # The image of v lies in that of the space: no new left vector, so that R has a column but no row more.
+            self._left.append(torch.zeros_like(rest))
+            self._matrix, self._next, self._ahead = matrix, None, 0.0
+            return
+        matrix[-1, -1], self._matrix = length, matrix
+        self._left.append(rest / length)
+        self._continue(self._pull(rest / length))
 
     def project(self) -> Projection:
-        """Return the projection of the operator onto the space, diagonalised."""
-        diagonal = torch.tensor(self.diagonal, dtype=torch.float64, device="cpu")
-        beside = torch.tensor(self.beside, dtype=torch.float64, device="cpu")
-        tridiagonal = torch.diag(diagonal) + torch.diag(beside[:-1], 1) + torch.diag(beside[:-1], -1)
-        values, vectors = torch.linalg.eigh(tridiagonal)
-        return Projection(values, vectors, self.norm, self.beside[-1])
+        """Return the small matrix of the space by its singular values."""
+        left, sizes, right = torch.linalg.svd(self._matrix)
+        noise = 4 * math.sqrt(max(1, self.size)) * torch.finfo(self.operator.dtype).eps
+        return Projection(
+            left,
+            sizes,
+            right,
+            self._left.coefficients(self._b),
+            self._right.coefficients(self._start),
+            self._ahead,
+            noise * float(sizes.max()) if self.size else 0.0,
+        )
 
-    def combine(self, coefficients: Float[Tensor, " m"]) -> Float[Tensor, " N"]:
-        """Compute the vector with given coefficients in the basis.
+    def combine(self, coefficients: Float[Tensor, " m"]) -> Float[Tensor, " columns"]:
+        """Compute the vector with given coefficients in the basis V.
 
         Args:
             coefficients: The coefficients, one for each vector of the basis.
@@ -230,16 +296,42 @@ class Krylov:
         Returns:
             The vector, in float64.
         """
-        total = torch.zeros(self._basis.shape[1], dtype=torch.float64, device=self._basis.device)
-        for rows, some in zip(self.basis.split(64), coefficients.to(total).split(64), strict=True):
-            total += some @ rows.double()
-        return total
+        return self._right.combine(coefficients)
+
+    def restart(
+        self,
+        b: Float[Tensor, " rows"],
+        gradient: Float[Tensor, " columns"],
+        start: Float[Tensor, " columns"],
+        last: Float[Tensor, " m"],
+    ) -> None:
+        """Start again for what is left of the problem, from the gradient and the last direction.
+
+        The solution d of the new problem minimises ‖b - Ad‖² + shift‖start + d‖². The last direction is kept because it
+        speeds up the convergence of ill-conditioned problems, as in conjugate gradients. The largest singular vectors
+        are not: the gradient is orthogonal to them.
+
+        Args:
+            b: What is left of the right-hand side, in float64.
+            gradient: The vector Aᵀb - shift·start, in float64.
+            start: The solution so far, in float64.
+            last: The coefficients of the last direction in the basis V.
+        """
+        image, size = self._matrix @ last, float(last.norm())
+        length = float(image.norm())
+        count = 1 if length > 0 else 0
+        self._left.rotate((image / max(length, 1e-300))[None][:count])
+        self._right.rotate((last / max(size, 1e-300))[None][:count])
+        self._matrix = torch.full((count, count), length / max(size, 1e-300), dtype=torch.float64, device="cpu")
+        self._b, self._start = b, start
+        self._continue(gradient.to(self.operator.dtype))
 
     def state(self) -> dict[str, Tensor]:
         """Return what `restore` needs to continue with the same bits."""
-        following = self._basis.new_empty(0) if self._next is None else self._next
-        numbers = torch.tensor([self.diagonal, self.beside], dtype=torch.float64, device="cpu")
-        return {"basis": self.basis, "next": following, "numbers": numbers}
+        following = self._b.new_empty(0) if self._next is None else self._next
+        numbers = torch.tensor([self._ahead, self.speed], dtype=torch.float64, device="cpu")
+        vectors = {"left": self._left.stacked(), "right": self._right.stacked(), "next": following}
+        return {**vectors, "matrix": self._matrix, "b": self._b, "start": self._start, "numbers": numbers}
 
     def restore(self, state: dict[str, Tensor]) -> None:
         """Continue from the state of another process.
@@ -248,6 +340,9 @@ class Krylov:
             state: What `state` returned.
         """
         device = self.operator.device
-        self._basis = state["basis"].to(device, self._dtype)
-        self._next = state["next"].to(device, self._dtype) if len(state["next"]) else None
-        self.diagonal, self.beside = (row.tolist() for row in state["numbers"])
+        self._left.restore(state["left"])
+        self._right.restore(state["right"])
+        self._matrix = state["matrix"]
+        self._b, self._start = state["b"].to(device), state["start"].to(device)
+        self._next = state["next"].to(device) if len(state["next"]) else None
+        self._ahead, self.speed = state["numbers"].tolist()

@@ -1,7 +1,7 @@
 """The tangent model fitted by least squares without its kernel, from the products u ↦ Dh(w₀)u and c ↦ Dh(w₀)ᵀc alone.
 
-The minimiser of (1/2n)‖h(w₀) + Dh(w₀)v - y‖² + (ridge/2)‖v‖² is computed in a Krylov space of Dh Dhᵀ or DhᵀDh,
-whichever is smaller. The solutions for all ridges and the gradient flow at all times come from the same space.
+The minimiser of (1/2n)‖h(w₀) + Dh(w₀)v - y‖² + (ridge/2)‖v‖² is computed in a Krylov space of DhᵀDh. The solutions
+for all ridges and the gradient flow at all times come from the same space.
 
 Longer than 350 lines because all arguments are documented.
 """
@@ -11,10 +11,9 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Sequence
-from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, final
+from typing import Any, final
 
 import torch
 from jaxtyping import Float, Float64
@@ -27,20 +26,15 @@ from lazyscope.errors import InputError
 from lazyscope.flow.checkpoint import Checkpoint
 from lazyscope.flow.objective import Times, check_times
 from lazyscope.labels import Target
-from lazyscope.linalg.eigen import Gram
 from lazyscope.linalg.krylov import BASIS_MEMORY, Krylov, Projection
-from lazyscope.linalg.nystrom import Nystrom
 from lazyscope.linalg.operator import Operator, Symmetric
-from lazyscope.linalg.residual import RefinedResiduals
 from lazyscope.linalg.solve import conjugate_gradients
 from lazyscope.linalg.trace import signs
 from lazyscope.memory import Memory, default_memory, parse_memory
 from lazyscope.model.base import Model
-from lazyscope.model.inputs import Samples
 from lazyscope.model.jacobian import JacobianOperator
 from lazyscope.model.loaded import LoadedBatches
 from lazyscope.progress import Bar, fallen
-from lazyscope.tangent.kernel import tangent_kernel
 from lazyscope.tangent.regression import as_outputs
 
 _CHECK = 10
@@ -59,8 +53,6 @@ def tangent_solve(
     iterations: int | None = None,
     batch: int = 128,
     memory: Memory | None = None,
-    precondition: int = 0,
-    seed: int = 0,
     checkpoint: Path | str | None = None,
     every: int = 50,
 ) -> TangentSolution:
@@ -68,11 +60,11 @@ def tangent_solve(
 
     v minimises (1/2n)‖h(w₀) + Dh(w₀)v - y‖² + (ridge/2)‖v‖², the square loss that `tangent_flow` and training use.
     Without a ridge it is the minimiser of smallest norm, the limit of the gradient flow from v = 0. The method is
-    Lanczos with full orthogonalisation. Each iteration costs one product with Dh(w₀) and one with its transpose, about
-    as much as one epoch of training. With `precondition`, the method is GMRES with a Nyström
-    preconditioner, which needs far fewer iterations on data with a few large and many small eigenvalues, but gives
-    neither the flow nor other ridges. Its products may use TF32 if torch allows it; every solution is then refined with
-    exact products. The function returns even if the iteration does not converge, with the residual.
+    Golub-Kahan bidiagonalisation with full orthogonalisation. Each iteration costs one product with Dh(w₀) and one with
+    its transpose, about as much as one epoch of training. If torch allows TF32, the products use it; the residual is
+    computed in full precision, and the iteration starts again from it as long as it is larger than the tolerance. Every
+    iterate has the smallest loss in its space, so that the loss falls with every iteration. The function returns even
+    if the iteration does not converge, with the residual.
 
     Args:
         model: A model or a module. It is not modified.
@@ -82,21 +74,17 @@ def tangent_solve(
             (n,) are class indices and stand for one-hot rows. `None` takes those of the loader.
         ridge: The coefficient of ‖v‖²/2, at least 0.
         centred: Whether to leave out h(w₀), so that Dh(w₀)v alone is fitted.
-        tolerance: The relative residual of the linear equation at which the iteration stops, for that part of the
-            targets which the tangent model can reach. `None` uses 10⁻⁴ for models in float32 and 10⁻¹³ in float64.
+        tolerance: The norm of the gradient of the objective at which the iteration stops, relative to that at v = 0.
+            `None` uses 10⁻⁴ for models in float32 and 10⁻¹³ in float64.
         iterations: The maximum number of iterations. `None` uses ten times the smaller dimension.
         batch: The number of points that are processed at a time.
-        memory: The memory for the basis of the Krylov space, as a number of bytes or a string such as "20GB". If it is
-            full, the iteration starts again from the residual; the flow and other ridges are then not available.
+        memory: The memory for the bases, as a number of bytes or a string such as "20GB". An iteration adds as many
+            numbers as the model has parameters and the data has outputs. If the memory is full, the iteration starts
+            again from the residual; the flow and other ridges are then not available.
             `None` uses half of the free memory, 4 GiB at most on a CPU and 64 GiB at most on a GPU.
-        precondition: The number of points, drawn at random, from which the preconditioner is made. Their kernel with
-            all n points is computed and kept, which takes n·precondition numbers. It must be 0 (no preconditioner) if
-            there are more outputs than parameters.
-        seed: The seed that draws these points.
         checkpoint: A file in which the iteration is stored every `every` iterations. If it exists, the iteration
             continues from it, with the same result to the last bit.
-        every: The number of iterations between two checkpoints. With `precondition`, it is also the largest number
-            after which the iteration starts again from the residual, so that only so many vectors are kept.
+        every: The number of iterations between two checkpoints.
 
     Returns:
         The solution, which predicts at new points.
@@ -129,14 +117,11 @@ def tangent_solve(
     problem = _Problem(jacobian, start, target, ridge)
     limit = 10 * min(jacobian.shape) if iterations is None else iterations
     bound = parse_memory(memory) or default_memory(jacobian.device, BASIS_MEMORY)
-    room = max(2, bound // (2 * problem.equation.shape[0] * jacobian.dtype.itemsize))  # one space kept, one that grows
-    stored = None if checkpoint is None else Checkpoint(checkpoint)
-    plan = _Plan(tolerance, limit, room, stored, every)
-    if precondition == 0:
-        return _iterate(problem, plan)
-    if isinstance(x, DataLoader):
-        raise InputError("The preconditioner needs points at random, which a loader does not give; pass tensors.")
-    return _iterate(problem, plan, _preconditioner(problem, x, precondition, seed, bound))
+    room = max(4, bound // (sum(jacobian.shape) * jacobian.dtype.itemsize))
+    if checkpoint is None:
+        return _iterate(problem, _Plan(tolerance, limit, room, every), None)
+    with Checkpoint(checkpoint) as stored:
+        return _iterate(problem, _Plan(tolerance, limit, room, every), stored)
 
 
 def _batches(model: Model, x: Inputs | DataLoader[Any]) -> Inputs | LoadedBatches:
@@ -152,175 +137,127 @@ def _targets(jacobian: JacobianOperator, y: Target | None) -> Target:
 
 
 class _Problem:
-    """The least-squares problem as a linear equation (A + shift)u = b, in the outputs or in the parameters."""
+    """The least-squares problem min ‖y - h - Dh v‖² + shift‖v‖²."""
 
     def __init__(self, jacobian: JacobianOperator, start: Tensor, target: Tensor, ridge: float) -> None:
         self.jacobian, self.start, self.target, self.ridge = jacobian, start, target, ridge
-        rows, columns = jacobian.shape
-        self.space: Literal["outputs", "parameters"] = "outputs" if rows <= columns else "parameters"
-        self.equation: Symmetric = Gram(jacobian)
         self.shift = jacobian.n * ridge
-
-    def right(self, residual: Tensor) -> Tensor:
-        """The right-hand side of the equation for a residual y - h."""
-        return residual if self.space == "outputs" else self._transposed(residual)
-
-    def _transposed(self, c: Tensor) -> Tensor:
-        return self.jacobian.rmatvec(c.to(self.jacobian.dtype)).double()
-
-    def weights(self, u: Tensor) -> Tensor:
-        """The displacement v of a solution u, flat."""
-        return self._transposed(u) if self.space == "outputs" else u
 
     def outputs(self, v: Tensor) -> Tensor:
         """The outputs of the tangent model at v."""
         return self.start + self.jacobian.matvec(v.to(self.jacobian.dtype)).double()
 
-    def left(self, u: Tensor, v: Tensor) -> tuple[Tensor, float]:
-        """Compute b - (A + shift)u and the norm of the gradient of n times the objective, by products."""
-        left = self.right(self.target - self.outputs(v)) - self.shift * u
-        gradient = self._transposed(left) if self.space == "outputs" else left
-        return left, float(gradient.norm())
+    def left(self, v: Tensor) -> tuple[Tensor, Tensor]:
+        """Compute the residual y - h - Dh v and half of the negative gradient, by products in full precision."""
+        with full_precision:
+            missed = self.target - self.outputs(v)
+            return missed, self.jacobian.rmatvec(missed.to(self.jacobian.dtype)).double() - self.shift * v
 
 
 @dataclass(frozen=True)
 class _Plan:
-    """When the iteration ends, how many vectors it may keep, and where it is stored."""
+    """When the iteration ends, how many vectors it may keep, and how often it is stored."""
 
     tolerance: float
     limit: int
     room: int
-    checkpoint: Checkpoint | None
     every: int
 
 
-def _preconditioner(problem: _Problem, x: Inputs, points: int, seed: int, memory: int) -> Nystrom:
-    """Compute the kernel between all points and some of them, averaged over the outputs."""
-    jacobian = problem.jacobian
-    if problem.space == "parameters":
-        raise InputError(
-            f"There are {jacobian.shape[0]} outputs and only {jacobian.shape[1]} parameters, and the preconditioner"
-            " acts on the outputs; pass precondition=0."
+@dataclass
+class _Iteration:
+    """The solution so far, with the space in which it is being improved."""
+
+    krylov: Krylov
+    v: Tensor
+    done: int = 0
+    """The number of iterations of all spaces."""
+    relative: float = 1.0
+    restarts: int = 0
+
+    def state(self) -> dict[str, Any]:
+        return {"v": self.v, "done": self.done, "relative": self.relative, "restarts": self.restarts} | (
+            self.krylov.state()
         )
-    if not 0 < points <= jacobian.n:
-        raise InputError(f"precondition={points} points cannot be drawn from {jacobian.n}; pass a smaller number.")
-    places = torch.randperm(jacobian.n, generator=torch.Generator().manual_seed(seed), device="cpu")[:points]
-    places = places.sort().values.to(jacobian.device)
-    few = Samples(x).rows(places)
-    columns = tangent_kernel(jacobian.model, x, few, outputs="trace", memory=memory)
-    return Nystrom(columns, places, shift=problem.shift)
+
+    def restore(self, state: dict[str, Any]) -> None:
+        self.krylov.restore(state)
+        self.v = state["v"].to(self.v.device)
+        self.done, self.relative, self.restarts = state["done"], state["relative"], state["restarts"]
 
 
-def _iterate(problem: _Problem, plan: _Plan, precondition: Nystrom | None = None) -> TangentSolution:
-    """Solve the equation, and solve it again for what rounding and a full memory have left."""
-    right = problem.right(problem.target - problem.start)
-    size = float(right.norm())
-    u, v = torch.zeros_like(right), torch.zeros(problem.jacobian.shape[1], dtype=right.dtype, device=right.device)
-    steepest = problem.left(u, v)[1]
-    relative, done, whole, largest = float(steepest > 0), 0, None, 0.0
-    vectors = min(plan.limit, plan.room if precondition is None else plan.every)
-    most = 2 * vectors * problem.equation.shape[0] * problem.jacobian.dtype.itemsize
-    most += 0 if precondition is None else precondition.memory
-    with ExitStack() as stack, Bar(f"tangent model (vectors of {most / 1e9:.2g} GB at most)", total=1.0) as bar:
-        if plan.checkpoint is not None:
-            stack.enter_context(plan.checkpoint)
-        while relative > plan.tolerance and done < plan.limit:
-            goal, most = plan.tolerance * size, plan.limit - done
-            stored = _Stored(plan.checkpoint, right) if plan.checkpoint is not None and done == 0 else None
-            if precondition is None:
-                krylov = Krylov(problem.equation, right)
-                met = _grow(krylov, problem.shift, goal, min(plan.room, most), plan.every, stored, bar)
-                if done == 0 and (met or krylov.size == plan.limit):
-                    whole = krylov
-                projection = krylov.project()
-                largest = max(largest, float(projection.values.max()))
-                # Before the end, the residual of the solution in the space can be larger than that of zero.
-                best = projection.solution if met or problem.space == "parameters" else projection.minimiser
-                more, count = krylov.combine(best(problem.shift)), krylov.size
-            else:
-                more, count, met = _refine(problem, right, precondition, plan, stored, bar)
-                largest = precondition.largest
-            u, done = u + more, done + count
-            v = problem.weights(u)
-            right, slope = problem.left(u, v)
-            previous, relative = relative, slope / steepest
-            if met and relative > 0.5 * previous:  # no more than rounding is left
-                break
-    # A factor of ten distinguishes rounding from failure. The products v = Dhᵀu, Dh v and Dhᵀ(y - Dh v) of long vectors
-    # leave a gradient of this size, even at the exact solution.
-    long = float(v.norm()) + (math.sqrt(largest) * float(u.norm()) if problem.space == "outputs" else 0.0)
-    rounding = torch.finfo(problem.jacobian.dtype).eps * largest * long
-    small = relative <= math.sqrt(plan.tolerance)  # in float32, rounding alone can be as large as the gradient
-    converged = relative <= 10 * plan.tolerance or (small and relative * steepest <= 10 * rounding)
-    return TangentSolution(problem, v, relative, done, converged, whole)
-
-
-def _grow(krylov: Krylov, shift: float, goal: float, most: int, every: int, stored: _Stored | None, bar: Bar) -> bool:
-    """Extend a Krylov space until the residual of the equation is at most `goal`, and return whether it is."""
+def _iterate(problem: _Problem, plan: _Plan, checkpoint: Checkpoint | None) -> TangentSolution:
+    """Solve the problem, and solve it again for what rounding and a full memory have left."""
+    jacobian, right = problem.jacobian, problem.target - problem.start
+    zero = torch.zeros(jacobian.shape[1], dtype=torch.float64, device=jacobian.device)
+    now = _Iteration(Krylov(jacobian, right), zero)
+    stored = None if checkpoint is None else _Stored(checkpoint, right, plan.every)
     if stored is not None:
-        stored.resume(krylov)
-    while krylov.size < most and not krylov.complete:
+        stored.resume(now)
+    largest, steepest = 0.0, now.krylov.speed
+    most = min(plan.limit, plan.room, min(jacobian.shape)) * sum(jacobian.shape) * jacobian.dtype.itemsize
+    with Bar(f"tangent model (vectors of {most / 1e9:.2g} GB at most)", total=1.0) as bar:
+        while steepest > 0:
+            met = _grow(now, problem.shift, plan, stored, bar)
+            projection = now.krylov.project()
+            largest = max(largest, float(projection.sizes.max()) ** 2 if len(projection.sizes) else 0.0)
+            direction = projection.solution(problem.shift)
+            v = now.v + now.krylov.combine(direction)
+            missed, gradient = problem.left(v)
+            previous, now.v, now.relative = now.relative, v, float(gradient.norm()) / steepest
+            stuck = met and now.restarts > 0 and now.relative > 0.5 * previous  # no more than rounding is left
+            if now.relative <= plan.tolerance or now.done >= plan.limit or stuck:
+                break
+            now.krylov.restart(missed, gradient, v, direction)
+            now.restarts += 1
+    # The products Dh v and Dhᵀ(y - Dh v) leave a gradient of this size by rounding, even at the exact solution. A
+    # factor of ten distinguishes rounding from failure.
+    rounding = torch.finfo(jacobian.dtype).eps * largest * float(now.v.norm()) / max(steepest, 1e-300)
+    relative = now.relative if steepest > 0 else 0.0
+    small = relative <= math.sqrt(plan.tolerance)  # in float32, rounding alone can be as large as the gradient
+    converged = relative <= 10 * plan.tolerance or (small and relative <= 10 * rounding)
+    kept = now.krylov if now.restarts == 0 else None
+    return TangentSolution(problem, now.v, relative, now.done, converged, kept)
+
+
+def _grow(now: _Iteration, shift: float, plan: _Plan, stored: _Stored | None, bar: Bar) -> bool:
+    """Extend the space until the gradient is within the tolerance, and return whether it is."""
+    krylov, goal = now.krylov, plan.tolerance * now.krylov.speed
+    while krylov.size < plan.room and now.done < plan.limit and not krylov.complete:
         krylov.extend()
-        if krylov.size % _CHECK == 0 or krylov.complete:
-            left = krylov.project().residual(shift) * krylov.norm
-            bar.reach(max(bar.done, fallen(left / krylov.norm, goal / krylov.norm)))
+        now.done += 1
+        if now.done % _CHECK == 0 or krylov.complete:
+            projection = krylov.project()
+            left = projection.residual(projection.solution(shift))
+            bar.reach(max(bar.done, fallen(left / krylov.speed, plan.tolerance)))
             if left <= goal:
                 return True
-        if stored is not None and krylov.size % every == 0:
-            stored.save(krylov)
+        if stored is not None:
+            stored.save(now)
     return krylov.complete
 
 
-def _refine(
-    problem: _Problem, right: Tensor, precondition: Nystrom, plan: _Plan, stored: _Stored | None, bar: Bar
-) -> tuple[Tensor, int, bool]:
-    """Solve the equation with the preconditioner, by products in the precision that torch allows and exact ones."""
-
-    def exact(u: Tensor) -> Tensor:
-        with full_precision:
-            return problem.equation.matvec(u.to(problem.equation.dtype)).double()
-
-    rough = torch.get_float32_matmul_precision() != "highest" or torch.backends.cudnn.allow_tf32
-    found = RefinedResiduals(
-        problem.equation,
-        exact,
-        right,
-        shift=problem.shift,
-        tolerance=plan.tolerance,
-        precondition=precondition,
-        fall=0.3 if rough and right.is_cuda and problem.equation.dtype == torch.float32 else 0.0,
-        longest=plan.every,
-    )
-    if stored is not None:
-        stored.resume(found)
-    while found.count < plan.limit and not found.done:
-        found.step(plan.limit - found.count)
-        bar.reach(max(bar.done, fallen(found.left, plan.tolerance)))
-        if stored is not None:
-            stored.save(found)
-    return found.x, found.count, found.done
-
-
 class _Stored:
-    """An iteration in a file, with a checksum of the vector from which it was started."""
+    """An iteration in a file, with a checksum of the right-hand side."""
 
-    def __init__(self, checkpoint: Checkpoint, right: Tensor) -> None:
-        self._checkpoint = checkpoint
+    def __init__(self, checkpoint: Checkpoint, right: Tensor, every: int) -> None:
+        self._checkpoint, self._every = checkpoint, every
         self._name = hashlib.sha256(right.cpu().numpy().tobytes()).hexdigest()
 
-    def save(self, iteration: Krylov | RefinedResiduals) -> None:
-        self._checkpoint.save({"name": self._name, **iteration.state()})
+    def save(self, now: _Iteration) -> None:
+        if now.done % self._every == 0:
+            self._checkpoint.save({"name": self._name, **now.state()})
 
-    def resume(self, iteration: Krylov | RefinedResiduals) -> None:
+    def resume(self, now: _Iteration) -> None:
         state = self._checkpoint.load()
         if state is None:
             return
-        if state.pop("name", None) != self._name or ("images" in state) != isinstance(iteration, RefinedResiduals):
+        if state.pop("name", None) != self._name:
             raise InputError(
-                f"The checkpoint {self._checkpoint.path} belongs to another model, to other data or to another method;"
-                " pass another file, or delete it."
+                f"The checkpoint {self._checkpoint.path} belongs to another model or to other data; pass another file,"
+                " or delete it."
             )
-        iteration.restore(state)
+        now.restore(state)
 
 
 @final
@@ -362,8 +299,8 @@ class TangentSolution:
 
     @property
     def memory(self) -> int:
-        """The number of bytes that the basis of the Krylov space takes."""
-        return 0 if self._krylov is None else self._krylov.basis.numel() * self._krylov.basis.element_size()
+        """The number of bytes that the bases of the Krylov space take."""
+        return 0 if self._krylov is None else self._krylov.memory
 
     def _named(self, flat: Tensor) -> dict[str, Tensor]:
         return self._problem.jacobian.named(flat)
@@ -389,8 +326,8 @@ class TangentSolution:
     def _space(self) -> tuple[Krylov, Projection]:
         if self._krylov is None or self._krylov.size == 0:
             raise InputError(
-                "The Krylov space was not kept, since its basis did not fit into the memory or a preconditioner was"
-                " used; pass a larger `memory` and precondition=0 to tangent_solve."
+                "The Krylov space was not kept, since its bases did not fit into the memory or it was started again to"
+                " correct rounding errors; pass a larger `memory` or `tolerance` to tangent_solve."
             )
         return self._krylov, self._krylov.project()
 
@@ -404,13 +341,12 @@ class TangentSolution:
             The displacement and the outputs at each time, with a bound on the error of each.
         """
         times = check_times(times, infinity=True)
-        _, projection = self._space()
+        projection = self._space()[1]
         n, shift = self._problem.jacobian.n, self._problem.shift
-        shifted = projection.shifted(shift)
         return self._curve(
             times,
-            [shifted.flow(float(t) / n) for t in times],
-            [shifted.flow_error(float(t) / n) for t in times],
+            [projection.flow(float(t) / n, shift) for t in times],
+            [projection.flow_error(float(t) / n, shift) for t in times],
             projection,
         )
 
@@ -425,31 +361,26 @@ class TangentSolution:
         """
         if any(not 0 <= float(each) < math.inf for each in ridges):
             raise InputError(f"The ridges are {list(ridges)}; pass finite numbers that are not negative.")
-        _, projection = self._space()
-        n = self._problem.jacobian.n
-        shifts = [n * float(each) for each in ridges]
-        errors = []
-        for shift in shifts:
-            missed = projection.residual(shift) * projection.norm
+        projection = self._space()[1]
+        shifts = [self._problem.jacobian.n * float(each) for each in ridges]
+        solutions, errors = [projection.solution(shift) for shift in shifts], []
+        for shift, solution in zip(shifts, solutions, strict=True):
+            missed = projection.residual(solution)
             errors.append(missed / shift if shift > 0 else math.inf if missed > 0 else 0.0)
-        numbers = torch.tensor([float(each) for each in ridges], dtype=torch.float64)
-        return self._curve(numbers, [projection.solution(shift) for shift in shifts], errors, projection)
+        numbers = torch.tensor([float(each) for each in ridges], dtype=torch.float64, device="cpu")
+        return self._curve(numbers, solutions, errors, projection)
 
     def _curve(
         self, at: Tensor, coefficients: list[Tensor], errors: list[float], projection: Projection
     ) -> TangentCurve:
         krylov, problem = self._space()[0], self._problem
-        size = math.sqrt(max(float(projection.values.max()), 0.0))  # ‖Dh(w₀)‖, by which errors grow
-        flat, outputs = [], []
-        for each in coefficients:
-            u = krylov.combine(each)
-            flat.append(problem.weights(u))
-            outputs.append(problem.outputs(flat[-1]).view(-1, problem.jacobian.k))
-        grows = size**2 if problem.space == "outputs" else size
+        flat = [krylov.combine(each) for each in coefficients]
+        outputs = [problem.outputs(each).view(-1, problem.jacobian.k) for each in flat]
+        size = float(projection.sizes.max())  # ‖Dh(w₀)‖, by which the errors of v grow
         return TangentCurve(
             at,
             torch.stack(outputs),
-            torch.tensor(errors, dtype=torch.float64) * grows,
+            torch.tensor(errors, dtype=torch.float64, device="cpu") * size,
             tuple(self._named(each) for each in flat),
         )
 
