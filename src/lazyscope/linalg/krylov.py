@@ -109,7 +109,7 @@ class Projection:
         ends = math.log10(max(last / first, 10))
         grid = torch.logspace(0, ends, _QUADRATURE, dtype=torch.float64, device="cpu")
         grid = torch.nn.functional.pad(grid * first, (1, 0)).clamp(max=last)
-        values = torch.stack([self._grown(float(t), shift) @ weights for t in grid]).abs()
+        values = (self._grown(grid[:, None], shift) @ weights).abs()
         area = float(torch.trapezoid(values, grid))
         return area + (float(values[-1]) * (time - last) if math.isfinite(time) else 0.0)
 
@@ -123,12 +123,11 @@ class Projection:
     def _combined(self, factors: Tensor) -> Tensor:
         return self.right.T @ (factors * self._data()) - self.start
 
-    def _grown(self, time: float, shift: float) -> Tensor:
+    def _grown(self, time: float | Tensor, shift: float) -> Tensor:
         """σ(1 - e^{-(σ² + shift)t})/(σ² + shift), and 0 where σ vanishes."""
         null = self._null(shift) | (self.sizes == 0)
         rates = (self.sizes**2 + shift).masked_fill(null, 1.0)
-        grown = -torch.expm1(-rates * time) if math.isfinite(time) else torch.ones_like(rates)
-        return (self.sizes * grown / rates).masked_fill(null, 0.0)
+        return (self.sizes * -torch.expm1(-rates * time) / rates).masked_fill(null, 0.0)
 
 
 class _Rows:

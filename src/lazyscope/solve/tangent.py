@@ -205,8 +205,10 @@ def _iterate(problem: _Problem, plan: _Plan, checkpoint: Checkpoint | None) -> T
             v = now.v + now.krylov.combine(direction)
             missed, gradient = problem.left(v)
             previous, now.v, now.relative = now.relative, v, float(gradient.norm()) / steepest
+            # What rounding has left is accepted up to ten times the tolerance, since a new space would have no flow.
+            enough = now.relative <= (10 if met else 1) * plan.tolerance
             stuck = met and now.restarts > 0 and now.relative > 0.5 * previous  # no more than rounding is left
-            if now.relative <= plan.tolerance or now.done >= plan.limit or stuck:
+            if enough or now.done >= plan.limit or stuck:
                 break
             now.krylov.restart(missed, gradient, v, direction)
             now.restarts += 1
