@@ -43,8 +43,8 @@ def planted(**changes: tuple[float, float]) -> Trials:
         worse = float(point["alpha"]) < 1 or point.get("lr") == 10.0
         result: Result = {
             "test_accuracy": math.nan if worse else test - 0.1 * (point.get("lr") == 0.1),
-            "train_accuracy": test + 0.01, "stability": stability, "status": "diverged" if worse else "horizon", "test_loss": 0.06,
-            "train_loss": 0.05, "images": 50_000, "curve_loss": np.geomspace(0.09, 0.05, 70),
+            "train_accuracy": test + 0.01, "stability": stability, "status": "diverged" if worse else "horizon",
+            "test_loss": 0.06, "train_loss": 0.05, "images": 50_000, "curve_loss": np.geomspace(0.09, 0.05, 70),
         }  # fmt: skip
         if point["kind"] == SOLVE:
             times = np.geomspace(0.5, 5e6, 15)
