@@ -16,6 +16,7 @@ import torch.nn.functional as F
 from tests.flow.trainee import EPOCHS, STEPS, images, net
 from torch import nn
 
+from lazyscope.ambient import full_precision
 from lazyscope.data.augment import Batches
 from lazyscope.errors import InputError, ScaleError
 from lazyscope.flow.checkpoint import Checkpoint, DamagedCheckpoint
@@ -279,3 +280,13 @@ def test_a_compiled_step_is_the_plain_one() -> None:
     command = [sys.executable, "-W", "ignore", "-c", COMPILED, "cuda"]
     done = subprocess.run(command, cwd=TRAINEE.parents[2], capture_output=True, text=True, timeout=280, check=False)
     assert done.stdout.strip().endswith("same"), done.stderr[-2000:]
+
+
+def test_precisions_may_be_nested() -> None:
+    """Torch refuses to read a precision that was set for GPUs and not for CPUs."""
+    before = torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32
+    with TF32.settings():
+        with full_precision:
+            assert torch.get_float32_matmul_precision() == "highest"
+        assert torch.backends.cuda.matmul.allow_tf32
+    assert (torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32) == before

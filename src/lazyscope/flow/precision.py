@@ -26,12 +26,14 @@ class Precision:
     def settings(self) -> Iterator[None]:
         """Apply the settings to forward and backward passes within the context, and restore the previous ones."""
         cudnn, matmul = torch.backends.cudnn, torch.backends.cuda.matmul
-        before = (cudnn.allow_tf32, matmul.allow_tf32, cudnn.benchmark)
+        before, products = (cudnn.allow_tf32, cudnn.benchmark), torch.get_float32_matmul_precision()
         cudnn.allow_tf32, matmul.allow_tf32, cudnn.benchmark = self.tf32, self.tf32, True
         try:
             yield
         finally:
-            cudnn.allow_tf32, matmul.allow_tf32, cudnn.benchmark = before
+            cudnn.allow_tf32, cudnn.benchmark = before
+            # Not by `allow_tf32`, which leaves the setting for CPUs as it is; torch refuses to read what then differs.
+            torch.set_float32_matmul_precision(products)
 
     def forward(self, device: torch.device) -> torch.autocast:
         """Return the context of a forward pass; the backward pass uses the same precision.
