@@ -29,7 +29,7 @@ from lazyscope.flow.precision import TF32
 from lazyscope.flow.training import Recipe, compiled, eager, evaluate, harmonic, peak_memory, train
 from lazyscope.flow.trajectory import Status
 from lazyscope.lab.experiment import Claim, Experiment, Params, Result, Trial, Trials
-from lazyscope.lab.scratch import checkpoint
+from lazyscope.lab.scratch import checkpoint, scratch
 from lazyscope.lab.style import BLACK, BLUE, GREEN, ORANGE, panels
 from lazyscope.model.base import Model
 from lazyscope.model.transform import Scaled
@@ -161,7 +161,7 @@ def _recipe(point: Params, device: torch.device) -> Recipe:
 def _solve(point: Params, device: torch.device) -> Result:
     """Solve the tangent model on the images as they are, and measure it along its gradient flow."""
     setting, seen, unseen, model = _start(point, device)
-    began = time.perf_counter()
+    began, folder = time.perf_counter(), scratch()
     with TF32.settings():
         solution = tangent_solve(
             model,
@@ -170,6 +170,9 @@ def _solve(point: Params, device: torch.device) -> Result:
             centred=True,
             iterations=int(point["iterations"]),
             batch=2 * setting.size,
+            # On a GPU an iteration takes a second, and its vectors many megabytes.
+            checkpoint=None if folder is None or device.type == "cuda" else folder / "solution.pt",
+            every=5,
         )
         seconds = time.perf_counter() - began
         times = np.geomspace(1e-5, 1e2, 15) * len(seen)
