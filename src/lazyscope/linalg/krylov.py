@@ -297,6 +297,17 @@ class Krylov:
         """
         return self._right.combine(coefficients)
 
+    def image(self, coefficients: Float[Tensor, " m"]) -> Float[Tensor, " rows"]:
+        """Compute the product of A with the vector of given coefficients, from the images that are stored.
+
+        Args:
+            coefficients: The coefficients, one for each vector of the basis V.
+
+        Returns:
+            The product, in float64.
+        """
+        return self._left.combine(self._matrix @ coefficients)
+
     def restart(
         self,
         b: Float[Tensor, " rows"],
