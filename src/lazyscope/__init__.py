@@ -37,7 +37,8 @@ from lazyscope.tangent import (
     tangent_kernel,
     tangent_kernel_to_zarr,
 )
-from lazyscope.theory.relative_scale import KinkWarning, RelativeScale, relative_scale
+from lazyscope.theory.criterion import RelativeScale
+from lazyscope.theory.relative_scale import KinkWarning, relative_scale
 
 __version__ = "0.2.0"
 

@@ -81,6 +81,31 @@ def check_classes(target: Tensor, k: int, ignore_index: int | None = None) -> No
         )
 
 
+def as_numbers(target: Tensor, outputs: Tensor) -> Tensor:
+    """Convert class indices to one-hot rows, for losses that compare the outputs with numbers.
+
+    Args:
+        target: The targets.
+        outputs: The outputs, of shape `(n, *out)`.
+
+    Returns:
+        One-hot rows in the shape and dtype of the outputs if the targets are integers in this shape without its last
+        dimension, and otherwise the targets themselves.
+
+    Raises:
+        InputError: If a class index does not correspond to an output.
+
+    Example:
+        >>> as_numbers(torch.tensor([1, 0]), torch.zeros(2, 2))
+        tensor([[0., 1.],
+                [1., 0.]])
+    """
+    if target.is_floating_point() or outputs.ndim < 2 or target.shape != outputs.shape[:-1]:
+        return target
+    check_classes(target, outputs.shape[-1])
+    return F.one_hot(target.long(), outputs.shape[-1]).to(outputs)
+
+
 class Labels(ABC):
     """The kind of targets that a loss accepts, for outputs whose last dimension has size k."""
 

@@ -17,7 +17,7 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, replace
-from typing import ClassVar, final
+from typing import Any, ClassVar, final
 
 import torch
 import torch.nn.functional as F
@@ -27,6 +27,26 @@ from torch import Tensor
 from lazyscope.ambient import derivatives
 from lazyscope.errors import InputError
 from lazyscope.labels import Classes, Labels, Reals, Signs, Target, as_target
+
+
+def check_loss(loss: Any) -> Loss:
+    """Raise an error if a loss is not one of this module.
+
+    Args:
+        loss: The loss that the user passed.
+
+    Returns:
+        The loss.
+
+    Raises:
+        InputError: If it is something else, such as a loss of `torch.nn`.
+    """
+    if not isinstance(loss, Loss):
+        raise InputError(
+            f"The loss is a {type(loss).__name__}, whose constants are not known; pass lazyscope.loss.Square(),"
+            " CrossEntropy() or another loss of lazyscope.loss."
+        )
+    return loss
 
 
 class Loss(ABC):
@@ -90,6 +110,19 @@ class Loss(ABC):
             A tensor of the same shape; NaN for losses whose infimum is not attained, such as the logistic loss.
         """
         return torch.full_like(target, math.nan)
+
+    def infimum(self, target: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
+        """Compute the terms whose sum over the outputs is the infimum of ℓ over all outputs.
+
+        The default evaluates the terms at the minimiser.
+
+        Args:
+            target: The encoded targets, as `risk` stores them.
+
+        Returns:
+            The terms, of the same shape; NaN if neither the minimiser nor the infimum is known.
+        """
+        return self.terms(self.minimiser(target), target)
 
     def __call__(self, y: Tensor, target: Target, batch: int | None = None) -> Tensor:
         """Compute R(y) = (1/n) Σ ℓ(y_i, t_i).
@@ -234,6 +267,27 @@ class Risk:
                 f"The target is for outputs of shape {self.shape}, and these have shape {tuple(y.shape)}; reshape one"
                 " of them."
             )
+
+    def excess(self, y: Tensor) -> Tensor:
+        """Compute R(y) minus the infimum of R over all outputs.
+
+        Args:
+            y: The outputs, of shape (*batch, n, *out).
+
+        Returns:
+            One value for each member, of shape `batch`, not negative.
+
+        Raises:
+            InputError: If the infimum of the loss is not known.
+        """
+        self._check(y)
+        terms = self.loss.terms(y, self.target) - self.loss.infimum(self.target)
+        if bool(terms.isnan().any()):
+            raise InputError(
+                f"The infimum of {type(self.loss).__name__} is not known; define its method infimum, or use another"
+                " loss of lazyscope.loss."
+            )
+        return terms.flatten(self.batch).sum(-1).clamp(min=0) / self.shape[0]
 
     @property
     def counted(self) -> Tensor | None:
@@ -417,6 +471,17 @@ class Logistic(Loss):
         """
         return -target * torch.sigmoid(-target * y)
 
+    def infimum(self, target: Tensor) -> Tensor:
+        """Return the infimum 0, which is not attained.
+
+        Args:
+            target: The encoded targets t.
+
+        Returns:
+            Zeros in the shape of the targets.
+        """
+        return torch.zeros_like(target)
+
 
 @final
 @dataclass(frozen=True)
@@ -445,6 +510,17 @@ class Exponential(Loss):
             The terms, of the shape of `y`.
         """
         return torch.exp(-target * y)
+
+    def infimum(self, target: Tensor) -> Tensor:
+        """Return the infimum 0, which is not attained.
+
+        Args:
+            target: The encoded targets t.
+
+        Returns:
+            Zeros in the shape of the targets.
+        """
+        return torch.zeros_like(target)
 
 
 @final
@@ -493,6 +569,19 @@ class CrossEntropy(Loss):
             The terms, of the shape of `y`.
         """
         return -target * F.log_softmax(y, dim=-1)
+
+    def infimum(self, target: Tensor) -> Tensor:
+        """Compute the entropy of the targets, -t_c log t_c for each class, which is 0 for class indices.
+
+        Args:
+            target: The encoded targets t, which may be probabilities times the weight of their samples.
+
+        Returns:
+            The terms, of the shape of the targets.
+        """
+        weight = target.sum(-1, keepdim=True).expand_as(target)
+        entropy: Tensor = torch.special.xlogy(target, weight) - torch.special.xlogy(target, target)
+        return entropy
 
 
 @final

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 import lazyscope as ls
 from lazyscope.errors import InputError, ModelError, ScaleError
 from lazyscope.linalg.bilinear import DenseBilinear, bilinear_norm
+from lazyscope.loss import CrossEntropy
 from lazyscope.model.base import Model
 from lazyscope.model.jacobian import SecondDerivative
 from lazyscope.model.neuron_curvature import curvature_norm
@@ -208,7 +209,7 @@ def tagger() -> tuple[Model, Tensor, Tensor]:
 
 def test_ignored_positions_leave_all_norms() -> None:
     model, x, target = tagger()
-    found = relative_scale(model, x, target, ignore_index=-100)
+    found = relative_scale(model, x, target, loss=CrossEntropy(ignore_index=-100))
     kept = target != -100
     outputs, hot = model(x)[kept], nn.functional.one_hot(target[kept], 5)
     rows = model.jacobian(x).reshape(3, 4, 5, -1)[kept].flatten(0, 1)
@@ -222,9 +223,9 @@ def test_ignored_positions_leave_all_norms() -> None:
 
 def test_targets_may_be_arrays_and_lists() -> None:
     model, x, target = tagger()
-    expected = relative_scale(model, x, target, ignore_index=-100)
+    expected = relative_scale(model, x, target, loss=CrossEntropy(ignore_index=-100))
     for given_ in (target.numpy(), target.tolist()):
-        assert relative_scale(model, x, given_, ignore_index=-100).kappa == expected.kappa
+        assert relative_scale(model, x, given_, loss=CrossEntropy(ignore_index=-100)).kappa == expected.kappa
     y = draw(3, 3, 4, 5)
     assert relative_scale(model, x, y.numpy()).kappa == relative_scale(model, x, y).kappa
 
@@ -233,7 +234,7 @@ def test_ignored_classes_need_the_word() -> None:
     model, x, target = tagger()
     with pytest.raises(InputError, match="ignore_index=-100"):
         relative_scale(model, x, target)
-    with pytest.raises(InputError, match="is for class indices"):
-        relative_scale(model, x, draw(3, 3, 4, 5), ignore_index=-100)
+    with pytest.raises(InputError, match="probabilities"):
+        relative_scale(model, x, draw(3, 3, 4, 5), loss=CrossEntropy(ignore_index=-100))
     with pytest.raises(InputError, match="not numbers"):
         relative_scale(model, x, ["a", "b", "c"])

@@ -57,9 +57,10 @@ def inspect(
 
     The model and its tangent model are trained by full-batch gradient descent with a quarter of the largest stable
     learning rate. The same is done for the scaled models h(w₀) + α(h(w) - h(w₀)). The inspection also computes the
-    inverse relative scale κ and the spectrum of the tangent kernel. To stay within the time and the memory, it may use
-    only some of the samples; the notes of the report list such restrictions. Inputs and targets are moved to the device
-    of the model. The model itself is not changed.
+    inverse relative scale κ, the criterion of section 1.2 for the loss, and the spectrum of the tangent kernel. The
+    prediction is that of κ for the square loss, and that of the criterion for other losses. To stay within the time and
+    the memory, the inspection may use only some of the samples; the notes of the report list such restrictions. Inputs
+    and targets are moved to the device of the model. The model itself is not changed.
 
     Args:
         net: The module or `Model` to inspect.

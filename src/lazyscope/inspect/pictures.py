@@ -16,10 +16,11 @@ from matplotlib.ticker import NullFormatter
 from lazyscope.inspect.prediction import Prediction
 from lazyscope.inspect.probe import Drift
 from lazyscope.inspect.reading import short
-from lazyscope.inspect.scale import LAZY, Scale
+from lazyscope.inspect.scale import Scale
 from lazyscope.inspect.tangent import Tangent
 from lazyscope.inspect.training import Course, Tangents
 from lazyscope.lab.style import BLACK, BLUE, GREEN, ORANGE, PURPLE, RED, SKY, panels, style
+from lazyscope.theory.criterion import LAZY
 
 COLOURS = (BLUE, ORANGE, GREEN, RED, PURPLE, SKY)
 
@@ -97,10 +98,10 @@ def distances(courses: Sequence[Course]) -> Picture:
 
 
 def ladder(scale: Scale, courses: Sequence[Course]) -> Picture:
-    """Draw κ/α and the measured share that the tangent model does not explain against α.
+    """Draw κ/α, or the criterion over α, and the measured share that the tangent model does not explain against α.
 
     Args:
-        scale: The inverse relative scale.
+        scale: κ and the criterion.
         courses: The training runs.
 
     Returns:
@@ -108,24 +109,27 @@ def ladder(scale: Scale, courses: Sequence[Course]) -> Picture:
     """
     with style():
         page, axis = _panel(6.4)
-        high = 10 * max(scale.lazy_alpha, courses[-1].alpha, 10)
+        value = min(scale.value, 1e12)  # the criterion is infinite where ∇F = 0
+        lazy = value / LAZY
+        high = 10 * max(lazy, courses[-1].alpha, 10)
         alphas = np.geomspace(0.1, high, 50)
-        axis.plot(alphas, scale.kappa / alphas, color=BLUE, label="κ/α, predicted")
+        axis.plot(alphas, value / alphas, color=BLUE, label=f"{scale.symbol}/α, predicted")
         gaps = [float(np.clip(course.unexplained, 1e-9, 1e3)) for course in courses]
         axis.plot([c.alpha for c in courses], gaps, "o", color=RED, label="not explained, measured")
         axis.axhspan(axis.get_ylim()[0] / 1e9, LAZY, color=GREEN, alpha=0.08, linewidth=0)
         axis.axvline(1, color="#999999", linewidth=1, linestyle=":")
-        if scale.lazy_alpha > 0.1:
-            axis.plot([scale.lazy_alpha], [LAZY], "D", color=BLUE, markersize=7)
-            axis.annotate(
-                f"α = {short(scale.lazy_alpha)}", (scale.lazy_alpha, LAZY), xytext=(8, 8), textcoords="offset points"
-            )
-        low = min(*gaps, scale.kappa / high) / 2
+        if lazy > 0.1:
+            axis.plot([lazy], [LAZY], "D", color=BLUE, markersize=7)
+            axis.annotate(f"α = {short(lazy)}", (lazy, LAZY), xytext=(8, 8), textcoords="offset points")
+        low = min(*gaps, value / high) / 2
         axis.set(xscale="log", yscale="log", xlabel="scale α (1: this model)", xlim=(0.1, high))
-        axis.set_ylim(low, 2 * max(scale.kappa * 10, *gaps))
+        axis.set_ylim(low, 2 * max(value * 10, *gaps))
         axis.text(0.99, 0.04, "lazy according to theory", transform=axis.transAxes, ha="right", color=GREEN, fontsize=9)
         axis.legend(loc="upper right")
-        caption = "κ is proportional to 1/α. Where it is in the green area, theory predicts lazy training."
+        caption = (
+            f"The number that belongs to the loss, {scale.symbol}, is proportional to 1/α. Where it is in the green"
+            " area, theory predicts lazy training."
+        )
         return _saved(page, "from feature learning to lazy training", caption)
 
 

@@ -52,7 +52,7 @@ class Report:
 
     Args:
         about: A description of the model and its data.
-        scale: The inverse relative scale κ.
+        scale: The inverse relative scale κ and the criterion.
         tangent: The spectrum of the tangent kernel.
         prediction: The training curve that the tangent model predicts, or None if it was not computed.
         limits: The largest stable learning rates.
@@ -84,6 +84,11 @@ class Report:
         """The inverse relative scale κ."""
         return self.scale.kappa
 
+    @property
+    def criterion(self) -> float:
+        """The first criterion of section 1.2 for the loss."""
+        return self.scale.relative.criterion
+
     def to_dict(self) -> dict[str, Any]:
         """Convert the report to a dictionary.
 
@@ -96,13 +101,17 @@ class Report:
             "about": asdict(self.about),
             "verdict": asdict(self.verdict),
             "scale": {
+                "belongs_to_loss": r.symbol,
+                "value": r.value,
                 "kappa": r.kappa,
+                "criterion": r.criterion,
+                "alignment": r.alignment,
                 "residual": r.residual,
                 "jacobian_norm": r.jacobian_norm,
                 "hessian_norm": r.hessian_norm,
                 "initial": r.initial,
                 "target": r.target,
-                "centred_kappa": r.centred().kappa,
+                "centred_value": r.centred().value,
                 "promises": self.scale.promises,
                 "lazy_alpha": self.scale.lazy_alpha,
                 "lazy_alpha_centred": r.lazy_scale(),
@@ -179,8 +188,8 @@ class Report:
             Reading(
                 f"not explained at α = {short(c.alpha)}",
                 c.unexplained,
-                f"The same share for h(w₀) + α(h(w) - h(w₀)), over {c.steps[-1]} steps. Here κ/α ="
-                f" {short(self.kappa / c.alpha)}.",
+                f"The same share for h(w₀) + α(h(w) - h(w₀)), over {c.steps[-1]} steps. Here"
+                f" {self.scale.symbol}/α = {short(self.scale.value / c.alpha)}.",
                 "%",
             )
             for c in others
@@ -196,7 +205,7 @@ class Report:
                 (*own.readings(), *([] if predicted is None else predicted.readings(self.limits.lr))),
             ),
             Section(
-                "The inverse relative scale κ, and what would change it",
+                "The prediction, and what would change it",
                 self.scale.sentence(),
                 (ladder(self.scale, self.courses),),
                 (*self.scale.readings(), *self.scale.remedies(), *scales),
@@ -224,15 +233,17 @@ class Report:
         ]
 
     def __repr__(self) -> str:
-        return f"Report({self.verdict.word}, {self.about.name}, κ = {short(self.kappa)}, {self.n} points)"
+        number = f"{self.scale.symbol} = {short(self.scale.value)}"
+        return f"Report({self.verdict.word}, {self.about.name}, {number}, {self.n} points)"
 
     def __str__(self) -> str:
         own = self.courses[0]
         lines = [
             f"{self.verdict.word}: {self.about.name}, {self.about.parameters:,} parameters, {self.n} points,"
             f" {self.about.loss}",
-            f"  κ = {short(self.kappa)}; the tangent model does not explain {percent(own.unexplained)} of the change of"
-            f" the outputs ({own.steps[-1]} steps, loss at {percent(own.fell_to)} of its initial value)",
+            f"  {self.scale.symbol} = {short(self.scale.value)}; the tangent model does not explain"
+            f" {percent(own.unexplained)} of the change of the outputs"
+            f" ({own.steps[-1]} steps, loss at {percent(own.fell_to)} of its initial value)",
             f"  the kernel changed by {percent(own.drifts[-1].kernel)}, the weights by"
             f" {percent(own.drifts[-1].weights)}; largest learning rate {short(self.limits.start)}",
             f"  {self.verdict.change}",

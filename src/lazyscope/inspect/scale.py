@@ -1,4 +1,4 @@
-"""The inverse relative scale κ = ‖h(w₀) - y*‖ ‖D²h‖/‖Dh‖², and the scales α and widths at which it is small."""
+"""κ for the square loss, the criterion for other losses, and the scales α and widths at which they are small."""
 
 from __future__ import annotations
 
@@ -13,16 +13,12 @@ from lazyscope.inspect.reading import Reading, percent, short
 from lazyscope.inspect.subject import Subject
 from lazyscope.inspect.tangent import Tangent
 from lazyscope.linalg.bilinear import Bilinear, bilinear_norm
+from lazyscope.linalg.compose import Diagonal, Product, Transformed
 from lazyscope.linalg.eigen import operator_norm
-from lazyscope.linalg.mask import KeptRows, KeptValues
-from lazyscope.loss import Square
 from lazyscope.model.differences import second_derivative
 from lazyscope.model.jacobian import JacobianOperator
-from lazyscope.theory.relative_scale import RelativeScale
-
-LAZY = 0.1
-"""The value of κ up to which theory predicts lazy training. The condition κ ≪ 1 of section 1.2 is taken as κ ≤ 0.1, as
-in `RelativeScale.lazy_scale`."""
+from lazyscope.theory.criterion import LAZY, RelativeScale
+from lazyscope.theory.relative_scale import encoded, pulled
 
 STARTS, FEW = 8, 2
 """The number of random starts of the search for ‖D²h‖, and the number if a product is expensive."""
@@ -33,20 +29,20 @@ ITERATIONS = 12
 TOLERANCE = 1e-2
 """The tolerance of the search. The relative error of the value is about its square."""
 
+_MEANING = "If it is far below 1, training is lazy; if it is about 1 or larger, theory makes no prediction."
+
 
 @final
 @dataclass(frozen=True)
 class Scale:
-    """The inverse relative scale κ of a model, and what follows from it."""
+    """κ and the criterion of a model, and what follows from the one that belongs to its loss."""
 
     relative: RelativeScale
-    """κ and its factors."""
+    """κ, the criterion and their factors."""
     points: int
     """The number of points that were used in the search for ‖D²h‖."""
     n: int
     """The number of points of the inspection."""
-    squared: bool
-    """Whether the loss is the square loss, for which κ is defined."""
 
     @property
     def kappa(self) -> float:
@@ -54,41 +50,61 @@ class Scale:
         return self.relative.kappa
 
     @property
+    def symbol(self) -> str:
+        """The number that belongs to the loss, "κ" or "criterion"."""
+        return self.relative.symbol
+
+    @property
+    def value(self) -> float:
+        """The value at α = 1 of the number that belongs to the loss."""
+        return self.relative.value
+
+    @property
     def lazy_alpha(self) -> float:
-        """The smallest α at which h(w₀) + α(h - h(w₀)) has κ ≤ 0.1. Its κ is κ/α."""
-        return self.kappa / LAZY
+        """The smallest α at which h(w₀) + α(h - h(w₀)) has a value of at most 0.1. Its value is value/α."""
+        return self.value / LAZY
 
     @property
     def lazy_widths(self) -> tuple[float, float]:
-        """The factors by which the width m must grow until κ ≤ 0.1: if κ ∝ 1/m, and if κ ∝ 1/√m.
+        """The factors by which the width m must grow until the value is 0.1: if it is ∝ 1/m, and if it is ∝ 1/√m.
 
-        The experiment `relative-scale` measures these laws for two-layer networks: 1/m if the weights have variance
-        1/fan-in, as in PyTorch's initialisation up to a factor, and 1/√m in the tangent kernel scaling.
+        The experiment `relative-scale` measures these laws for κ of two-layer networks: 1/m if the weights have
+        variance 1/fan-in, as in PyTorch's initialisation up to a factor, and 1/√m in the tangent kernel scaling. The
+        criterion is assumed to follow them, too.
         """
         # A wider network has an independent initialisation, without overlap with y*.
-        target, grown = LAZY, self.relative.widened(1, -0.5)
-        factor = max(grown.kappa / target, 1.0)
+        factor = max((self.relative.widened(1, -0.5).kappa if self.symbol == "κ" else self.value) / LAZY, 1.0)
         return factor, factor**2
 
     @property
     def promises(self) -> str:
-        """The prediction of κ: "lazy", "undecided" or "not lazy"."""
-        if self.kappa <= LAZY:
-            return "lazy"
-        return "undecided" if self.kappa < 1 else "not lazy"
+        """The prediction of the value: "lazy", "undecided" or "not lazy"."""
+        return self.relative.promises
 
     def readings(self) -> list[Reading]:
         """The rows of the report."""
         r, search = self.relative, self.relative.search
         found = "" if search.status == "converged" else " This is a lower bound, because the search stopped early."
         some = "" if self.points == self.n else f" The search used {self.points} of the {self.n} points."
-        proxy = "" if self.squared else " For this loss y* are the encoded targets (one-hot for classes)."
+        kappa = Reading(
+            "inverse relative scale κ",
+            self.kappa,
+            "‖h(w₀) - y*‖ ‖D²h‖/‖Dh‖²: the relative change of Dh on the way to the targets. "
+            + (_MEANING if self.symbol == "κ" else "It is for the square loss, with y* the encoded targets."),
+        )
+        criterion = Reading(
+            "criterion",
+            r.criterion,
+            f"F ‖D²h‖/(‖∇F‖ ‖Dh‖) for the loss F, {r.loss}: the relative change of Dh over that of F in a small step. "
+            + (_MEANING if self.symbol == "criterion" else "For the square loss, it is κ over twice the alignment."),
+        )
         return [
+            *((kappa, criterion) if self.symbol == "κ" else (criterion, kappa)),
             Reading(
-                "inverse relative scale κ",
-                self.kappa,
-                "‖h(w₀) - y*‖ ‖D²h‖/‖Dh‖²: the relative change of Dh on the way to the targets. If it is far below"
-                f" 1, training is lazy; if it is about 1 or larger, theory makes no prediction.{proxy}",
+                "alignment",
+                r.alignment,
+                "‖Dhᵀr‖/(‖Dh‖ ‖r‖) for the gradient r of the loss with respect to the outputs: 1 if r is along the"
+                " direction that is learned fastest.",
             ),
             Reading(
                 "‖h(w₀) - y*‖",
@@ -99,8 +115,8 @@ class Scale:
             Reading("‖D²h(w₀)‖", r.hessian_norm, f"The second derivative of the outputs.{found}{some}"),
             Reading("‖h(w₀)‖", r.initial, "The outputs at the start, which a symmetrised initialisation makes zero."),
             Reading(
-                "κ if h(w₀) were 0",
-                r.centred().kappa,
+                f"{self.symbol} if h(w₀) were 0",
+                r.centred().value,
                 "The value for the centred model Scaled(net, alpha=1), whose outputs start at zero.",
             ),
         ]
@@ -112,7 +128,7 @@ class Scale:
             Reading(
                 "lazy from α =",
                 self.lazy_alpha,
-                f"For h(w₀) + α(h(w) - h(w₀)) the value κ/α is {LAZY} at this α, and smaller at larger α.",
+                f"For h(w₀) + α(h(w) - h(w₀)) the value {self.symbol}/α is {LAZY} at this α, and smaller at larger α.",
             ),
             Reading(
                 "lazy from α = (centred)",
@@ -122,32 +138,34 @@ class Scale:
             Reading(
                 "lazy at width × (fast law)",
                 low,
-                "The factor for the width if κ ∝ 1/width, as for two-layer networks with PyTorch's initialisation.",
+                f"The factor for the width if {self.symbol} ∝ 1/width, as for κ of two-layer networks with PyTorch's"
+                " initialisation.",
             ),
             Reading(
                 "lazy at width × (slow law)",
                 high,
-                "The factor for the width if κ ∝ 1/√width, as in the tangent kernel scaling.",
+                f"The factor for the width if {self.symbol} ∝ 1/√width, as for κ in the tangent kernel scaling.",
             ),
         ]
 
     def sentence(self) -> str:
-        """Return the prediction of κ as a sentence."""
-        if self.kappa <= LAZY:
+        """Return the prediction as a sentence, which names the number that belongs to the loss."""
+        number = "κ" if self.symbol == "κ" else f"The criterion for {self.relative.loss}"
+        if self.promises == "lazy":
             return (
-                f"κ = {short(self.kappa)}: on the way to the targets, Dh changes by about {percent(self.kappa)}, so"
-                " theory predicts lazy training."
+                f"{number} = {short(self.value)}: on the way to the targets, Dh changes by about {percent(self.value)},"
+                " so theory predicts lazy training."
             )
-        if self.kappa < 1:
-            return f"κ = {short(self.kappa)} is below 1, but not far below, so theory makes no clear prediction."
+        if self.promises == "undecided":
+            return f"{number} = {short(self.value)} is below 1, but not far below, so theory makes no clear prediction."
         return (
-            f"κ = {short(self.kappa)} is not small: Dh may change considerably before the targets are reached, and"
-            " theory does not predict lazy training."
+            f"{number} = {short(self.value)} is not small: Dh may change considerably before the targets are reached,"
+            " and theory does not predict lazy training."
         )
 
 
 def scale_of(subject: Subject, tangent: Tangent, clock: Clock, seed: int, notes: list[str]) -> Scale:
-    """Compute the inverse relative scale κ.
+    """Compute κ and the criterion.
 
     ‖Dh‖ is known from the spectrum. ‖D²h‖ is computed by ascent on the sphere, on as many points as fit into a quarter
     of the remaining time.
@@ -160,7 +178,7 @@ def scale_of(subject: Subject, tangent: Tangent, clock: Clock, seed: int, notes:
         notes: A list to which notes for the report are added.
 
     Returns:
-        The inverse relative scale.
+        κ and the criterion.
     """
     second, notice = second_derivative(subject.model, subject.fewer(min(2, subject.n))[0])
     notes += [notice] if notice else []
@@ -177,15 +195,17 @@ def scale_of(subject: Subject, tangent: Tangent, clock: Clock, seed: int, notes:
         once = _cost(form, clock)
     starts = FEW if once * STARTS * ITERATIONS > share else STARTS
     iterations = max(6, min(300, int(share / (once * starts))))
-    kept, top = subject.kept, tangent.top
-    if not bool(kept.all()):
-        form = KeptValues(form, kept[:points].flatten())
-        rows = KeptRows(JacobianOperator(subject.model, subject.x, batch=512), kept.flatten())
-        top = operator_norm(rows, seed=seed) ** 2 / subject.counted(subject.n)
+    outputs = subject.start.double()
+    target, risk = encoded(subject.loss, subject.y, outputs)
+    rows = JacobianOperator(subject.model, subject.x, batch=subject.n if subject.whole else 512)
+    norm = math.sqrt(tangent.top * subject.n)
+    if risk.counted is not None:
+        mask = risk.counted.to(rows.device, rows.dtype)
+        form = Transformed(form, Diagonal(mask[:points].flatten()))
+        norm = operator_norm(Product(Diagonal(mask.flatten()), rows), seed=seed)
     search = bilinear_norm(form, starts=starts, tolerance=TOLERANCE, iterations=iterations, seed=seed)
-    jacobian = math.sqrt(top * subject.counted(subject.n))
-    relative = RelativeScale.assembled(subject.start, subject.target, kept, jacobian, search, searched=points)
-    return Scale(relative, points, subject.n, isinstance(subject.loss, Square))
+    relative = RelativeScale.assembled(outputs, target, risk, norm, pulled(rows), search, searched=points)
+    return Scale(relative, points, subject.n)
 
 
 def _cost(form: Bilinear, clock: Clock) -> float:

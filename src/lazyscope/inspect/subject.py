@@ -7,15 +7,14 @@ from dataclasses import dataclass
 from typing import Any, final
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from lazyscope._typing import Inputs, Params
 from lazyscope.errors import InputError, ModelError
 from lazyscope.inspect.budget import Budget, draw
-from lazyscope.labels import as_target, check_classes
+from lazyscope.labels import as_numbers, as_target
 from lazyscope.linalg.finite import check_finite
-from lazyscope.loss import CrossEntropy, Loss, Risk, Square
+from lazyscope.loss import CrossEntropy, Loss, Risk, Square, check_loss
 from lazyscope.model.base import Model, check_inputs
 from lazyscope.model.coordinates import Alpha, Coordinates, Studied, check_alpha
 from lazyscope.model.inputs import Samples
@@ -137,11 +136,7 @@ def subject(net: Any, x: Inputs, y: Any, loss: Any, budget: Budget, seed: int) -
         raise ModelError(
             f"inspect takes a module or a lazyscope.Model, not {type(net).__name__}; pass Model(f, params)."
         )
-    if loss is not None and not isinstance(loss, Loss):
-        raise InputError(
-            f"The loss is a {type(loss).__name__}, whose constants are not known; pass lazyscope.loss.Square(),"
-            " CrossEntropy() or another loss of lazyscope.loss."
-        )
+    loss = loss if loss is None else check_loss(loss)
     model = Model.of(net)
     weights = next(iter(model.params.values()))
     device, y = weights.device, as_target(y, weights)
@@ -201,8 +196,7 @@ def _loss(loss: Loss | None, y: Tensor, start: Tensor) -> tuple[Loss, Tensor, li
         kind = "classes" if classes else "numbers"
         words.append(f"No loss was given. The targets are {kind}, so the loss is {_name(loss)}.")
     if isinstance(loss, Square) and classes:
-        check_classes(y, start.shape[-1])
-        y = F.one_hot(y.long(), start.shape[-1]).to(start)
+        y = as_numbers(y, start)
         words.append("The square loss compares the outputs with the one-hot encoding of the classes.")
     return loss, y, words
 

@@ -8,8 +8,9 @@ from enum import StrEnum
 from typing import final
 
 from lazyscope.inspect.reading import percent, short
-from lazyscope.inspect.scale import LAZY, Scale
+from lazyscope.inspect.scale import Scale
 from lazyscope.inspect.training import FIT, Course, Tangents
+from lazyscope.theory.criterion import LAZY
 
 LAZY_GAP, FEATURE_GAP = 0.05, 0.25
 """Thresholds for the share of the change of the outputs that the tangent model does not explain. Up to 5 %, if the
@@ -86,7 +87,7 @@ def judge(scale: Scale, courses: Sequence[Course], beside: Tangents) -> Verdict:
     """Judge the model.
 
     Args:
-        scale: The inverse relative scale.
+        scale: κ and the criterion.
         courses: The training runs. The first is the model itself, α = 1.
         beside: The training of the tangent model.
 
@@ -129,9 +130,8 @@ def _sentence(word: Word, own: Course) -> str:
 
 def _evidence(scale: Scale, own: Course, beside: Tangents) -> list[Evidence]:
     last = own.drifts[-1]
-    promise = {"lazy": "lazy", "undecided": "undecided", "not lazy": "not lazy"}[scale.promises]
     found = [
-        Evidence(scale.sentence(), promise),
+        Evidence(scale.sentence(), scale.promises),
         Evidence(
             f"Outputs: the tangent model does not explain {percent(own.unexplained)} of their change (lazy up to"
             f" {percent(LAZY_GAP)}, feature learning from {percent(FEATURE_GAP)}).",
@@ -172,8 +172,9 @@ def _change(word: Word, scale: Scale, courses: Sequence[Course]) -> str:
     fitted = sorted((c for c in courses if c.fell_to < FITTED), key=lambda c: c.alpha)
     seen = next((c for c in fitted if word_of(c) is Word.LAZY), None)
     low, high = scale.lazy_widths
+    number = "κ" if scale.symbol == "κ" else "the criterion"
     measured = f"; at α = {short(seen.alpha)} its training was lazy here" if seen is not None else ""
     return (
-        f"To make it lazy: train h(w₀) + α(h(w) - h(w₀)) with α of about {short(scale.lazy_alpha)}, where κ ="
-        f" {LAZY}{measured}; or multiply the hidden widths by {short(low)} to {short(high)}."
+        f"To make it lazy: train h(w₀) + α(h(w) - h(w₀)) with α of about {short(scale.lazy_alpha)}, where"
+        f" {number} = {LAZY}{measured}; or multiply the hidden widths by {short(low)} to {short(high)}."
     )

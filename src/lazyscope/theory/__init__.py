@@ -10,8 +10,9 @@ from lazyscope.theory.constants import (
     constants_of,
 )
 from lazyscope.theory.convergence import Decay, linear_rate, over_parameterised, stability, under_parameterised
+from lazyscope.theory.criterion import Descent, RelativeScale
 from lazyscope.theory.lazy import finite_horizon, general
-from lazyscope.theory.relative_scale import KinkWarning, RelativeScale, relative_scale
+from lazyscope.theory.relative_scale import KinkWarning, relative_scale
 
 __all__ = [
     "Certificate",
@@ -19,6 +20,7 @@ __all__ = [
     "Constant",
     "Constants",
     "Decay",
+    "Descent",
     "GivenConstants",
     "Hypothesis",
     "KinkWarning",

@@ -1,203 +1,45 @@
-"""The inverse relative scale κ_h(w₀) = ‖h(w₀) - y*‖ ‖D²h(w₀)‖ / ‖Dh(w₀)‖² of equation (1).
+"""The inverse relative scale κ_h(w₀) = ‖h(w₀) - y*‖ ‖D²h(w₀)‖ / ‖Dh(w₀)‖² of equation (1), and the criterion.
 
-Training is lazy if κ is far below 1. Norms of functions are those of F = L² of the empirical measure,
-‖g‖² = (1/n) Σ |g(x_i)|², and norms of parameters are Euclidean: ‖Dh‖ = sup_{|u|=1} ‖Dh u‖ and
-‖D²h‖ = sup_{|u|=1} ‖D²h(u, u)‖.
+Training is lazy if κ, or for other losses the criterion, is far below 1. Norms of functions are those of F = L² of the
+empirical measure, ‖g‖² = (1/n) Σ |g(x_i)|², and norms of parameters are Euclidean or those of a metric:
+‖Dh‖ = sup_{|u|=1} ‖Dh u‖ and ‖D²h‖ = sup_{|u|=1} ‖D²h(u, u)‖.
 """
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from collections.abc import Callable
 
 import torch
 from torch import Tensor, nn
 
-from lazyscope._typing import Inputs, Number
+from lazyscope._typing import Inputs
 from lazyscope.ambient import full_precision, without_autocast
-from lazyscope.errors import InputError, LazyscopeError, ModelError, ScaleError
-from lazyscope.labels import Classes, Target, as_target, check_classes
-from lazyscope.linalg.bilinear import BilinearNorm, bilinear_norm
+from lazyscope.errors import LazyscopeError, ModelError
+from lazyscope.labels import Reals, Target, as_numbers, as_target
+from lazyscope.linalg.bilinear import bilinear_norm
+from lazyscope.linalg.compose import Diagonal, Product, Transformed
 from lazyscope.linalg.eigen import operator_norm
 from lazyscope.linalg.finite import check_finite
-from lazyscope.linalg.mask import KeptRows, KeptValues
 from lazyscope.linalg.operator import Operator
+from lazyscope.loss import Loss, Risk, Square, check_loss
 from lazyscope.model.base import Model
 from lazyscope.model.differences import second_derivative
 from lazyscope.model.inputs import Samples
 from lazyscope.model.jacobian import JacobianOperator
+from lazyscope.model.metric import Metric, metric_root
 from lazyscope.model.neuron_curvature import curvature_norm, kinked
 from lazyscope.model.samples import Coupling, coupling
 from lazyscope.model.two_layer import TwoLayer
 from lazyscope.notices import notify
 from lazyscope.progress import Bar
+from lazyscope.theory.criterion import RelativeScale
+
+_SQUARE = Square()
 
 
 class KinkWarning(UserWarning):
     """The model is not twice differentiable, and κ is that of the smooth piece around w₀."""
-
-
-@dataclass(frozen=True)
-class RelativeScale:
-    """The inverse relative scale κ and its factors.
-
-    Norms of functions are those of L² of the empirical measure, ‖g‖² = (1/n) Σ |g(x_i)|². The norms ‖h(w₀)‖ and ‖y*‖
-    and the inner product ⟨h(w₀), y*⟩ determine the residual of every scaled model.
-    """
-
-    initial: float
-    """The norm ‖h(w₀)‖ of the initial outputs."""
-    target: float
-    """The norm ‖y*‖ of the targets."""
-    overlap: float
-    """The inner product ⟨h(w₀), y*⟩."""
-    jacobian_norm: float
-    """The operator norm ‖Dh(w₀)‖."""
-    hessian_norm: float
-    """The operator norm ‖D²h(w₀)‖, a lower bound that the search attained."""
-    search: BilinearNorm
-    """The search for ‖D²h(w₀)‖: its residual, its status, and the number of starts that agree."""
-    notice: str = ""
-    """A notice if the model has kinks, for instance from ReLU."""
-
-    @classmethod
-    def assembled(
-        cls,
-        outputs: Tensor,
-        target: Tensor,
-        kept: Tensor | None,
-        jacobian: float,
-        search: BilinearNorm,
-        *,
-        searched: int | None = None,
-        notice: str = "",
-    ) -> RelativeScale:
-        """Build the inverse relative scale from Euclidean norms over n points, which are √n times those of L².
-
-        Args:
-            outputs: The initial outputs h(w₀), of shape `(n, …)`.
-            target: The targets y*, of the same shape.
-            kept: Which outputs count; `None` if all do.
-            jacobian: The Euclidean operator norm of Dh(w₀) on all points.
-            search: The search for the Euclidean norm of D²h(w₀).
-            searched: The number of points of that search, the first ones; `None` means all of them.
-            notice: A notice about the second derivative.
-
-        Returns:
-            The inverse relative scale with its factors.
-
-        Raises:
-            ModelError: If Dh(w₀) = 0.
-        """
-        if not jacobian > 0:
-            raise ModelError(
-                "Dh(w₀) = 0: no output changes with the weights, so κ is not defined; use another initialisation."
-            )
-        outputs, target = outputs.detach().double(), target.double()
-        count, some = len(outputs), len(outputs) if searched is None else searched
-        if kept is not None:
-            counted = kept.reshape(len(kept), -1).any(1)
-            outputs, count, some = outputs * kept, int(counted.sum()), int(counted[:some].sum())
-        return cls(
-            initial=float(outputs.norm()) / math.sqrt(count),
-            target=float(target.norm()) / math.sqrt(count),
-            overlap=float((outputs * target).sum()) / count,
-            jacobian_norm=jacobian / math.sqrt(count),
-            hessian_norm=search.value / math.sqrt(some),
-            search=search,
-            notice=notice,
-        )
-
-    @property
-    def residual(self) -> float:
-        """The residual ‖h(w₀) - y*‖."""
-        return math.sqrt(max(0.0, self.initial**2 - 2 * self.overlap + self.target**2))
-
-    @property
-    def kappa(self) -> float:
-        """The inverse relative scale κ = ‖h(w₀) - y*‖ ‖D²h‖ / ‖Dh‖²."""
-        return self.residual * self.hessian_norm / self.jacobian_norm**2
-
-    def scaled(self, alpha: Number) -> RelativeScale:
-        """Compute κ of the scaled model αh, κ_{αh}(w₀) = (1/α) ‖αh(w₀) - y*‖ ‖D²h‖/‖Dh‖² (section 1.2).
-
-        Args:
-            alpha: The scale α, positive and finite.
-
-        Returns:
-            The inverse relative scale of αh with its factors.
-        """
-        return self._times(output=_positive(alpha), first=alpha, second=alpha)
-
-    def centred(self) -> RelativeScale:
-        """Compute κ of the centred model h - h(w₀), whose residual is ‖y*‖.
-
-        It is also that of a symmetrised h, up to a factor of both norms.
-        """
-        return replace(self, initial=0.0, overlap=0.0)
-
-    def started_at(self, factor: Number, degree: Number) -> RelativeScale:
-        """Compute κ at λw₀ for a model that is q-homogeneous in w.
-
-        h, Dh and D²h grow like λ^q, λ^{q-1} and λ^{q-2} (section 1.2).
-
-        Args:
-            factor: The factor λ, positive and finite.
-            degree: The degree q of homogeneity.
-
-        Returns:
-            The inverse relative scale at λw₀ with its factors.
-        """
-        _positive(factor)
-        return self._times(factor**degree, factor ** (degree - 1), factor ** (degree - 2))
-
-    def widened(self, factor: Number, exponent: Number) -> RelativeScale:
-        """Compute κ to leading order for a two-layer network α(m) Σ_j φ(θ_j) of another hidden width m.
-
-        With α(m) ∝ m^exponent and independent neurons with Eφ = 0, h(w₀) and Dh grow like √m α(m), and D²h like α(m)
-        (supplement, A.2). Then h(w₀) is independent of y*. For the exponent -1/2, κ decreases like m^(-1/2); for the
-        exponent -1, it has a limit.
-
-        Args:
-            factor: The factor of the hidden width, positive and finite.
-            exponent: The exponent of m in α(m).
-
-        Returns:
-            The inverse relative scale of the network of `factor` times the width, with its factors.
-        """
-        _positive(factor)
-        grown = factor ** (exponent + 0.5)
-        return replace(self._times(grown, grown, factor**exponent), overlap=0.0)
-
-    def lazy_scale(self, kappa: Number = 0.1) -> float:
-        """Compute the scale at which the centred model αh has a given κ, α = ‖y*‖ ‖D²h‖/(κ‖Dh‖²).
-
-        Args:
-            kappa: The inverse relative scale κ, positive and finite.
-
-        Returns:
-            The scale α.
-        """
-        return self.target * self.hessian_norm / (_positive(kappa) * self.jacobian_norm**2)
-
-    def _times(self, output: Number, first: Number, second: Number) -> RelativeScale:
-        return replace(
-            self,
-            initial=self.initial * output,
-            overlap=self.overlap * output,
-            jacobian_norm=self.jacobian_norm * first,
-            hessian_norm=self.hessian_norm * second,
-        )
-
-    def __str__(self) -> str:
-        found = "" if self.search.status == "converged" else " (search stopped early: a lower bound)"
-        lines = [
-            f"κ = {self.kappa:.4g}{found}",
-            f"  ‖h(w₀) - y*‖ = {self.residual:.4g}   distance between the initial outputs and the targets",
-            f"  ‖Dh(w₀)‖     = {self.jacobian_norm:.4g}   rate of change of the outputs with the weights",
-            f"  ‖D²h(w₀)‖    = {self.hessian_norm:.4g}   rate of change of Dh with the weights",
-        ]
-        return "\n".join([*lines, *([f"  {self.notice}"] if self.notice else [])])
 
 
 @without_autocast
@@ -207,28 +49,43 @@ def relative_scale(
     x: Inputs,
     y: Target,
     *,
-    ignore_index: int | None = None,
+    loss: Loss = _SQUARE,
+    metric: Metric = None,
     batch: int = 512,
     starts: int | None = None,
     tolerance: float | None = None,
     iterations: int = 300,
     seed: int = 0,
 ) -> RelativeScale:
-    """Compute the inverse relative scale κ of a model at its weights w₀.
+    """Compute the inverse relative scale κ of a model at its weights w₀, and the criterion for any loss.
 
-    κ_h(w₀) = ‖h(w₀) - y*‖ ‖D²h(w₀)‖ / ‖Dh(w₀)‖², equation (1). ‖Dh‖ is computed by the Lanczos method and ‖D²h‖ by
-    ascent on the unit sphere from several starts, both matrix-free. For a `TwoLayer` network, ‖D²h‖ is computed neuron
-    by neuron, without a search in the whole parameter space. For models with kinks (ReLU, max-pooling), D²h is the
-    almost-everywhere second derivative at w₀, as in the paper, and a `KinkWarning` is issued.
+    κ_h(w₀) = ‖h(w₀) - y*‖ ‖D²h(w₀)‖ / ‖Dh(w₀)‖², equation (1), belongs to the square loss. For any loss
+    F(w) = R(h(w)), the first criterion of section 1.2 is F ‖D²h‖ / (‖∇F‖ ‖Dh‖), where F is the value above the infimum
+    of R over all outputs. This infimum is 0 for the square, Huber, logistic and exponential losses and for
+    cross-entropy with class indices; for cross-entropy with probabilities, it is their entropy. The alignment
+    ‖Dhᵀr‖/(‖Dh‖ ‖r‖) of r = ∇R(h(w₀)) connects the two: for the square loss, the criterion is κ/(2 alignment).
+
+    In the metric of an optimiser, training follows w' = -P∇F with a positive P = SSᵀ instead of w' = -∇F. Dh is then
+    replaced by Dh S, D²h by D²h(S·, S·), and ∇F by Sᵀ∇F; all results depend on P only.
+
+    ‖Dh‖ is computed by the Lanczos method and ‖D²h‖ by ascent on the unit sphere from several starts, both matrix-free.
+    For a `TwoLayer` network without a metric, ‖D²h‖ is computed neuron by neuron, without a search in the whole
+    parameter space. For models with kinks (ReLU, max-pooling), D²h is the almost-everywhere second derivative at w₀, as
+    in the paper, and a `KinkWarning` is issued.
 
     Args:
         model: The module, `Model` or `TwoLayer` network to study.
         x: The inputs of n points.
-        y: The targets y* in the shape of the outputs, or class indices, as a tensor, an array or a nested list. Class
-            indices are integers without the last dimension of the outputs, of shape (n,) for outputs (n, k) and (n, T)
-            for outputs (n, T, V); they stand for one-hot rows.
-        ignore_index: The class index of positions to ignore, such as -100 for padding. ‖h(w₀) - y*‖, ‖Dh‖ and ‖D²h‖
-            then omit the outputs at these positions, and n counts the points that have other positions.
+        y: The targets that the loss takes, as a tensor, an array or a nested list. Class indices are integers without
+            the last dimension of the outputs, of shape (n,) for outputs (n, k) and (n, T) for outputs (n, T, V). In κ,
+            and for losses of numbers, they stand for one-hot rows y*.
+        loss: The loss, one of `lazyscope.loss`. With `CrossEntropy(ignore_index=-100)`, all norms omit the outputs at
+            the positions with this class index, and n counts the points that have other positions.
+        metric: The metric P on the parameters. `None` means P = 1, gradient flow and SGD. An optimiser (`SGD`, `Adam`
+            or `AdamW` that trains the module `model`) has P = lr and P = lr/(√v̂ + ε), from its present state; weight
+            decay is not part of it, and parameters that it does not train do not move. A dictionary holds the diagonal
+            of P, one tensor for each parameter by name. An `Operator` is a root S with P = SSᵀ, with one row for each
+            parameter, such as `Dense(torch.linalg.cholesky(P))`. A factor of P changes neither κ nor the criterion.
         batch: The number of points to evaluate at a time.
         starts: The number of starts of the search for ‖D²h‖. `None` uses 4 to 64, and fewer for larger models.
         tolerance: The residual at which the search stops. `None` uses 10⁻³ in float32 and 10⁻⁷ in float64.
@@ -236,10 +93,10 @@ def relative_scale(
         seed: The seed of the random starts.
 
     Returns:
-        The inverse relative scale κ with its factors.
+        κ, the criterion and the alignment, with their factors.
 
     Raises:
-        InputError: If the targets do not match the outputs.
+        InputError: If the targets do not match the outputs or the loss, or the metric does not match the parameters.
         ModelError: If Dh(w₀) = 0, so that no output changes with the weights.
 
     Example:
@@ -247,23 +104,67 @@ def relative_scale(
         >>> r = relative_scale(model, torch.ones(1, 1).double(), torch.zeros(1, 1).double())
         >>> round(r.jacobian_norm, 6), round(r.hessian_norm, 6), round(r.kappa, 6)  # 1 · 2 / 2²
         (2.0, 2.0, 0.5)
+        >>> round(r.criterion, 6), round(r.alignment, 6)  # ½ · 2 / (2 · 2), with ∇F = 2
+        (0.25, 1.0)
     """
     if isinstance(model, TwoLayer):
-        return _of_two_layer(model, x, y, ignore_index, seed)
-    model = Model.of(model)
-    jacobian = JacobianOperator(model, x, batch=batch)
+        if metric is None:
+            return _of_two_layer(model, x, y, loss, seed)
+        model, x = _as_model(model), x.double()
+    studied = Model.of(model)
+    root = metric_root(metric, studied, model)
+    jacobian = JacobianOperator(studied, x, batch=batch)
     with torch.no_grad():
-        outputs = check_finite(torch.cat([model(part) for part in jacobian.batches]), "The output at w₀")
-    target, kept = _as_outputs(y, outputs, ignore_index)
-    rows: Operator = jacobian if kept is None else KeptRows(jacobian, kept.flatten())
-    norm = operator_norm(rows, seed=seed, title="‖Dh‖")
+        outputs = check_finite(torch.cat([studied(part) for part in jacobian.batches]), "The output at w₀").double()
+    target, risk = encoded(loss, y, outputs)
+    mask = None if risk.counted is None else Diagonal(risk.counted.flatten().to(jacobian.device, jacobian.dtype))
+    moved = jacobian if root is None else Product(jacobian, root)
+    norm = operator_norm(moved if mask is None else Product(mask, moved), seed=seed, title="‖Dh‖")
     with Bar("second derivative"):
-        make, by_differences = second_derivative(model, _few(model, x), batch=batch)
+        make, by_differences = second_derivative(studied, _few(studied, x), batch=batch)
         form = make(x)
-    form = form if kept is None else KeptValues(form, kept.flatten())
-    search = bilinear_norm(form, starts=starts, tolerance=tolerance, iterations=iterations, seed=seed)
-    notice = " ".join(filter(None, [_warned(_notice(model, jacobian.batches[:2])), by_differences]))
-    return RelativeScale.assembled(outputs, target, kept, norm, search, notice=notice)
+    search = bilinear_norm(
+        Transformed(form, mask, root), starts=starts, tolerance=tolerance, iterations=iterations, seed=seed
+    )
+    notice = " ".join(filter(None, [_warned(_notice(studied, jacobian.batches[:2])), by_differences]))
+    return RelativeScale.assembled(outputs, target, risk, norm, pulled(moved), search, notice=notice)
+
+
+def encoded(loss: Loss, y: Target, outputs: Tensor) -> tuple[Tensor, Risk]:
+    """Convert targets to y* in the shape of the outputs, and to the loss as a function of the outputs.
+
+    Args:
+        loss: The loss.
+        y: The targets. Class indices stand for one-hot rows.
+        outputs: The outputs on n points, in float64.
+
+    Returns:
+        The targets y* in float64, with zeros where the loss ignores them, and the loss R.
+
+    Raises:
+        InputError: If the targets do not match the outputs or the loss.
+    """
+    check_loss(loss)
+    target = as_target(y, outputs).to(outputs.device)
+    target = as_numbers(target, outputs) if isinstance(loss.labels, Reals) else target
+    risk = loss.risk(outputs, target, 0)
+    return loss.labels.encode(target, outputs.shape[-1]).to(outputs), risk
+
+
+def pulled(rows: Operator) -> Callable[[Tensor], float]:
+    """Return the function r ↦ |Aᵀr| for an operator A.
+
+    Args:
+        rows: The operator A.
+
+    Returns:
+        The function, which takes r in any shape and dtype.
+    """
+
+    def pull(r: Tensor) -> float:
+        return float(rows.rmatvec(r.flatten().to(rows.device, rows.dtype)).double().norm())
+
+    return pull
 
 
 def _few(model: Model, x: Inputs) -> Inputs:
@@ -271,14 +172,30 @@ def _few(model: Model, x: Inputs) -> Inputs:
     return Samples(x).rows(slice(2)) if coupling(model, x) is Coupling.NONE else x
 
 
-def _of_two_layer(net: TwoLayer, x: Tensor, y: Target, ignore_index: int | None, seed: int) -> RelativeScale:
+def _of_two_layer(net: TwoLayer, x: Tensor, y: Target, loss: Loss, seed: int) -> RelativeScale:
     search = curvature_norm(net, x, seed=seed)
     exact = net.to(torch.float64)
-    outputs = exact(x.double())
-    target, kept = _as_outputs(y, outputs, ignore_index)
-    top = torch.linalg.eigvalsh(exact.coordinates(x.double(), centred=True).kernel())[-1]
+    outputs = exact(x.double()).detach()
+    target, risk = encoded(loss, y, outputs)
+    kernel = exact.coordinates(x.double(), centred=True).kernel()
+    top = torch.linalg.eigvalsh(kernel)[-1]
     notice = _warned(_NOTICE if kinked(net) else "")
-    return RelativeScale.assembled(outputs, target, kept, math.sqrt(float(top)), search, notice=notice)
+
+    def pull(r: Tensor) -> float:
+        return math.sqrt(max(0.0, float(r @ kernel @ r)))
+
+    return RelativeScale.assembled(outputs, target, risk, math.sqrt(float(top)), pull, search, notice=notice)
+
+
+def _as_model(net: TwoLayer) -> Model:
+    """The network as a function of its parameters, in float64."""
+    if net.batch or net.alive is not None:
+        raise ModelError(
+            "A metric needs one network without padding; choose one, for instance net[0], and build it with its own"
+            " width."
+        )
+    params = {name: w.double() for name, w in net.params.items()}
+    return Model(lambda w, x: net.activation(x @ w["b"].mT) @ w["a"], params)
 
 
 _NOTICE = (
@@ -303,32 +220,3 @@ def _warned(notice: str) -> str:
     if notice:
         notify(notice, KinkWarning, stacklevel=5)  # beyond both decorators
     return notice
-
-
-def _as_outputs(y: Target, outputs: Tensor, ignore_index: int | None) -> tuple[Tensor, Tensor | None]:
-    """Convert y* to the shape of the outputs, with one-hot rows for class indices, and find the outputs that count."""
-    target, kept = as_target(y, outputs).to(outputs.device), None
-    if not target.is_floating_point() and target.shape == outputs.shape[:-1] and outputs.ndim > 1:
-        labels = Classes(ignore_index)
-        check_classes(target, outputs.shape[-1], ignore_index)
-        target = labels.encode(target, outputs.shape[-1])
-        kept = labels.counted(target)
-    elif ignore_index is not None:
-        raise InputError(
-            f"ignore_index={ignore_index} is for class indices, and these targets of shape {tuple(target.shape)} are"
-            " numbers; pass integers without the last dimension of the outputs, or omit ignore_index."
-        )
-    if target.shape != outputs.shape:
-        raise InputError(
-            f"Targets of shape {tuple(target.shape)} do not match outputs of shape {tuple(outputs.shape)}; reshape"
-            " them, or pass class indices as integers."
-        )
-    if not bool(target.isfinite().all()):
-        raise InputError("The targets contain NaN or infinite values; remove or correct those samples.")
-    return target, kept
-
-
-def _positive(value: Number) -> Number:
-    if not 0 < value < math.inf:
-        raise ScaleError(f"The scale must be positive and finite, but it is {value}; for α = ∞, κ is 0.")
-    return value

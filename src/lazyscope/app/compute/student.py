@@ -27,7 +27,8 @@ from lazyscope.model.coordinates import Alpha, Coordinates, Pull, Studied, check
 from lazyscope.model.two_layer import TwoLayer
 from lazyscope.problem.teacher import random_signs
 from lazyscope.tangent.spectrum import Spectrum
-from lazyscope.theory.relative_scale import KinkWarning, RelativeScale, relative_scale
+from lazyscope.theory.criterion import RelativeScale
+from lazyscope.theory.relative_scale import KinkWarning, relative_scale
 
 POINTS = 1018
 """The number of points drawn for each seed. The first ones are the teacher and the samples, as in the figure of the

@@ -1,0 +1,131 @@
+"""The metric of an optimiser on the parameters: gradient flow w' = -P∇F(w) with a positive operator P = SSᵀ.
+
+In coordinates w = Su, it is the ordinary gradient flow u' = -∇(F∘S)(u). Quantities in the metric are therefore those of
+h∘S: Dh becomes Dh S, D²h becomes D²h(S·, S·), and ∇F becomes Sᵀ∇F. They depend on P only, since any two roots S of P
+differ by an orthogonal map. A factor of P changes neither κ nor the criterion.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any, TypeAlias
+
+import torch
+from torch import Tensor, nn
+
+from lazyscope._typing import Params
+from lazyscope.errors import InputError
+from lazyscope.linalg.compose import Diagonal
+from lazyscope.linalg.operator import Operator
+from lazyscope.model.base import Model
+from lazyscope.model.forward import unwrapped
+
+Metric: TypeAlias = torch.optim.Optimizer | Params | Operator | None
+"""A metric on the parameters, as `relative_scale` takes it."""
+
+_REMEDY = "pass metric={name: diagonal of P} or an operator S with P = SSᵀ"
+
+
+def metric_root(metric: Metric, model: Model, net: Any) -> Operator | None:
+    """Find an operator S with P = SSᵀ.
+
+    Args:
+        metric: The metric. `None` is the Euclidean metric, P = 1. An optimiser has the metric of `preconditioner`. A
+            dictionary holds the diagonal of P, in one tensor for each parameter of the model, with its shape. Its
+            values are finite and not negative, and parameters with the value 0 do not move. An operator is S itself,
+            and maps to vectors of the parameters in the order of `model.params`.
+        model: The model.
+        net: The module or model that the user passed, whose parameters the optimiser trains.
+
+    Returns:
+        The operator S, or `None` for the Euclidean metric.
+
+    Raises:
+        InputError: If the metric does not match the parameters, or is not positive.
+    """
+    if metric is None:
+        return None
+    first = next(iter(model.params.values()))
+    if isinstance(metric, Operator):
+        if metric.shape[0] != model.n_params:
+            raise InputError(
+                f"The root S of the metric has shape {metric.shape}, and the model has {model.n_params} parameters;"
+                " give S one row for each parameter."
+            )
+        if metric.dtype != first.dtype or metric.device != first.device:
+            raise InputError(
+                f"The root S of the metric is {metric.dtype} on {metric.device}, and the parameters are {first.dtype}"
+                f" on {first.device}; convert one of them."
+            )
+        return metric
+    if isinstance(metric, torch.optim.Optimizer):
+        named = unwrapped(net).named_parameters() if isinstance(net, nn.Module) else ()
+        trained = preconditioner(metric, named)
+        metric = {name: trained.get(name, torch.zeros_like(w)) for name, w in model.params.items()}
+    if set(metric) != set(model.params):
+        odd = sorted(set(metric) ^ set(model.params))[0]
+        raise InputError(f"The metric and the model disagree on the parameter {odd!r}; {_REMEDY} for all parameters.")
+    for name, w in model.params.items():
+        if metric[name].shape != w.shape or not bool((metric[name].isfinite() & (metric[name] >= 0)).all()):
+            raise InputError(
+                f"The metric of the parameter {name!r} is not a tensor of shape {tuple(w.shape)} with finite numbers"
+                " that are not negative; correct it."
+            )
+    return Diagonal(torch.cat([metric[name].detach().to(w).flatten().sqrt() for name, w in model.params.items()]))
+
+
+def preconditioner(optimiser: torch.optim.Optimizer, named: Iterable[tuple[str, Tensor]]) -> dict[str, Tensor]:
+    """Compute the diagonal of the metric P of SGD, Adam or AdamW at its present state.
+
+    For small learning rates, SGD follows w' = -P∇F with P = lr (1 - dampening)/(1 - momentum), where the dampening only
+    acts together with momentum. Adam and AdamW follow it with P = lr/(√v̂ + ε), where v̂ is the running mean of the
+    squared gradients without its bias (with `amsgrad`, its maximum, without the bias of the present step). Weight decay
+    is not part of the metric. Learning rates matter only if groups of parameters have different ones.
+
+    Args:
+        optimiser: The optimiser.
+        named: The names and parameters of the module.
+
+    Returns:
+        The diagonal of P by parameter name, for the parameters that the optimiser trains.
+
+    Raises:
+        InputError: If the optimiser is of another kind, has no state yet, or trains none of the parameters.
+    """
+    names = {id(parameter): name for name, parameter in named}
+    found: dict[str, Tensor] = {}
+    for group in optimiser.param_groups:
+        for parameter in (each for each in group["params"] if id(each) in names):
+            found[names[id(parameter)]] = _diagonal(optimiser, group, parameter)
+    if not found:
+        raise InputError(
+            "The optimiser trains none of the parameters of this model; pass the nn.Module that it trains, or"
+            f" {_REMEDY}."
+        )
+    return found
+
+
+def _diagonal(optimiser: torch.optim.Optimizer, group: dict[str, Any], parameter: Tensor) -> Tensor:
+    lr = float(group["lr"])
+    if isinstance(optimiser, torch.optim.SGD):
+        momentum, dampening = float(group["momentum"]), float(group["dampening"])
+        rate = lr * (1 - dampening) / (1 - momentum) if momentum else lr
+        return torch.full_like(_real(parameter), rate)
+    if not isinstance(optimiser, torch.optim.Adam | torch.optim.AdamW):
+        raise InputError(f"The metric of {type(optimiser).__name__} is not known; {_REMEDY}.")
+    state = optimiser.state.get(parameter, {})
+    if "exp_avg_sq" not in state:
+        raise InputError(
+            "The optimiser has no mean of squared gradients yet for some parameters; call its step() first, or"
+            f" {_REMEDY}."
+        )
+    mean: Tensor = _real(state["max_exp_avg_sq" if group["amsgrad"] else "exp_avg_sq"])
+    corrected: Tensor = mean / (1 - float(group["betas"][1]) ** float(state["step"]))
+    diagonal: Tensor = lr / (corrected.sqrt() + float(group["eps"]))
+    return diagonal
+
+
+def _real(tensor: Tensor) -> Tensor:
+    """The real and imaginary parts of a complex tensor in a last dimension, as `Model.params` holds them."""
+    tensor = tensor.detach()
+    return torch.view_as_real(tensor) if tensor.is_complex() else tensor
