@@ -49,6 +49,21 @@ def check_loss(loss: Any) -> Loss:
     return loss
 
 
+def matching_loss(target: Tensor, outputs: Tensor) -> Loss:
+    """Choose a loss for targets whose loss is not given.
+
+    Args:
+        target: The targets.
+        outputs: The outputs, of shape `(n, *out)`.
+
+    Returns:
+        Cross-entropy if the targets are class indices, integers in the shape of the outputs without its last dimension,
+        and otherwise the square loss.
+    """
+    classes = not target.is_floating_point() and outputs.ndim > 1 and target.shape == outputs.shape[:-1]
+    return CrossEntropy() if classes else Square()
+
+
 class Loss(ABC):
     """A loss ℓ(y, t) that is convex and differentiable in y.
 

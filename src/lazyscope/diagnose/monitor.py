@@ -19,12 +19,22 @@ from lazyscope.diagnose.activations import activation_stability
 from lazyscope.diagnose.drift import weight_displacement
 from lazyscope.diagnose.sketch import KernelSketch
 from lazyscope.errors import InputError, LazyscopeError, ModelError, StoreError
+from lazyscope.labels import Target, as_target
 from lazyscope.linalg.finite import check_finite
+from lazyscope.loss import Loss
 from lazyscope.model.base import Model, flatten
 from lazyscope.model.forward import Output, copied, unwrapped
 from lazyscope.model.increment import Scale
 from lazyscope.model.inputs import Samples
+from lazyscope.model.metric import Metric, optimiser_metric
 from lazyscope.model.transform import TangentModule
+from lazyscope.notices import collected
+from lazyscope.theory.criterion import RelativeScale
+from lazyscope.theory.relative_scale import relative_scale
+
+_STARTS, _ITERATIONS, _TOLERANCE = 2, 40, 1e-2
+"""The number of starts and iterations of the search for ‖D²h‖ at the start, and its tolerance. The relative error of
+the value is about the square of the tolerance."""
 
 
 @final
@@ -68,9 +78,19 @@ class Monitor:
     `Linearised` modules, the monitor measures the underlying model at its current weights. Measurements do not use
     autocast.
 
+    If targets are given, the monitor also predicts at the start whether training will be lazy, in `scale`: by the
+    inverse relative scale κ for the square loss, and by the criterion of section 1.2 for other losses. The attribute
+    `scale.symbol` says which one belongs to the loss, `scale.value` is its value, and `scale.promises` the prediction.
+    This costs about a thousand forward passes of the probe inputs, once.
+
     Args:
         net: The module that is trained.
         x_probe: The inputs on which the network is compared.
+        y_probe: The targets of these inputs, as in `relative_scale`. `None` makes no prediction.
+        loss: The loss of the training, one of `lazyscope.loss`. `None` is cross-entropy for class indices and the
+            square loss for numbers.
+        metric: The metric of the training, as in `relative_scale`: an optimiser that trains `net`, for example. `None`
+            is that of SGD.
         output: The part of the network's output to study, as in `Model`.
         every: The number of steps between two measurements.
         csv: A CSV file to append the records to. `None` writes no file.
@@ -78,8 +98,15 @@ class Monitor:
         columns: The number of random vectors that estimate the kernel drift.
         start: The initial value of the step counter.
 
+    Attributes:
+        records: The records so far.
+        scale: κ and the criterion at the start (a `RelativeScale`), or `None` if there are no targets.
+        step: The number of steps so far.
+
     Raises:
-        ModelError: If `net` is not a module, or cannot be traced.
+        InputError: If the targets, the loss or the metric do not match the network.
+        ModelError: If `net` is not a module, or cannot be traced, or if targets are given for a `Scaled` or
+            `Linearised` module.
         StoreError: If the CSV file cannot be written, or TensorBoard is not installed.
 
     Example:
@@ -99,7 +126,10 @@ class Monitor:
         self,
         net: Any,
         x_probe: Inputs,
+        y_probe: Target | None = None,
         *,
+        loss: Loss | None = None,
+        metric: Metric = None,
         output: Output = None,
         every: int = 200,
         csv: Where | None = None,
@@ -124,6 +154,24 @@ class Monitor:
         self._sinks = [sink for sink in (_csv(csv), _tensorboard(tensorboard)) if sink is not None]
         self.records: list[Record] = []
         self._begin()
+        self.scale = None if y_probe is None else self._scale(y_probe, loss, metric)
+
+    def _scale(self, y: Target, loss: Loss | None, metric: Metric) -> RelativeScale:
+        """Compute κ and the criterion at the start."""
+        if isinstance(self._net, TangentModule):
+            raise ModelError(
+                "The monitor does not compute κ of Scaled and Linearised modules; omit y_probe, and call"
+                " relative_scale(net, x, y).centred().scaled(alpha) for the original network."
+            )
+        metric = (
+            optimiser_metric(metric, self._model, self._net) if isinstance(metric, torch.optim.Optimizer) else metric
+        )
+        y = as_target(y, self._start).to(self._start.device)
+        with collected([]):  # the notice about kinks is part of the result
+            return relative_scale(
+                self._model, self._x, y, loss=loss, metric=metric, batch=max(len(self._start), 1), starts=_STARTS,
+                tolerance=_TOLERANCE, iterations=_ITERATIONS,
+            )  # fmt: skip
 
     def _begin(self) -> None:
         """Compute the reference quantities at the start."""

@@ -14,7 +14,7 @@ from lazyscope.errors import InputError, ModelError
 from lazyscope.inspect.budget import Budget, draw
 from lazyscope.labels import as_numbers, as_target
 from lazyscope.linalg.finite import check_finite
-from lazyscope.loss import CrossEntropy, Loss, Risk, Square, check_loss
+from lazyscope.loss import CrossEntropy, Loss, Risk, Square, check_loss, matching_loss
 from lazyscope.model.base import Model, check_inputs
 from lazyscope.model.coordinates import Alpha, Coordinates, Studied, check_alpha
 from lazyscope.model.inputs import Samples
@@ -189,13 +189,12 @@ _KINKED = (
 
 def _loss(loss: Loss | None, y: Tensor, start: Tensor) -> tuple[Loss, Tensor, list[str]]:
     """Choose a loss that matches the targets if none is given, and encode classes for the square loss."""
-    classes = not y.is_floating_point() and start.ndim > 1 and y.shape == start.shape[:-1]
     words = []
     if loss is None:
-        loss = CrossEntropy() if classes else Square()
-        kind = "classes" if classes else "numbers"
+        loss = matching_loss(y, start)
+        kind = "classes" if isinstance(loss, CrossEntropy) else "numbers"
         words.append(f"No loss was given. The targets are {kind}, so the loss is {_name(loss)}.")
-    if isinstance(loss, Square) and classes:
+    if isinstance(loss, Square) and isinstance(matching_loss(y, start), CrossEntropy):
         y = as_numbers(y, start)
         words.append("The square loss compares the outputs with the one-hot encoding of the classes.")
     return loss, y, words

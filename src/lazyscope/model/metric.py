@@ -7,7 +7,6 @@ differ by an orthogonal map. A factor of P changes neither κ nor the criterion.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import Any, TypeAlias
 
 import torch
@@ -30,7 +29,7 @@ def metric_root(metric: Metric, model: Model, net: Any) -> Operator | None:
     """Find an operator S with P = SSᵀ.
 
     Args:
-        metric: The metric. `None` is the Euclidean metric, P = 1. An optimiser has the metric of `preconditioner`. A
+        metric: The metric. `None` is the Euclidean metric, P = 1. An optimiser has that of `optimiser_metric`. A
             dictionary holds the diagonal of P, in one tensor for each parameter of the model, with its shape. Its
             values are finite and not negative, and parameters with the value 0 do not move. An operator is S itself,
             and maps to vectors of the parameters in the order of `model.params`.
@@ -59,9 +58,7 @@ def metric_root(metric: Metric, model: Model, net: Any) -> Operator | None:
             )
         return metric
     if isinstance(metric, torch.optim.Optimizer):
-        named = unwrapped(net).named_parameters() if isinstance(net, nn.Module) else ()
-        trained = preconditioner(metric, named)
-        metric = {name: trained.get(name, torch.zeros_like(w)) for name, w in model.params.items()}
+        metric = optimiser_metric(metric, model, net)
     if set(metric) != set(model.params):
         odd = sorted(set(metric) ^ set(model.params))[0]
         raise InputError(f"The metric and the model disagree on the parameter {odd!r}; {_REMEDY} for all parameters.")
@@ -74,7 +71,7 @@ def metric_root(metric: Metric, model: Model, net: Any) -> Operator | None:
     return Diagonal(torch.cat([metric[name].detach().to(w).flatten().sqrt() for name, w in model.params.items()]))
 
 
-def preconditioner(optimiser: torch.optim.Optimizer, named: Iterable[tuple[str, Tensor]]) -> dict[str, Tensor]:
+def optimiser_metric(optimiser: torch.optim.Optimizer, model: Model, net: Any) -> dict[str, Tensor]:
     """Compute the diagonal of the metric P of SGD, Adam or AdamW at its present state.
 
     For small learning rates, SGD follows w' = -P∇F with P = lr (1 - dampening)/(1 - momentum), where the dampening only
@@ -84,25 +81,28 @@ def preconditioner(optimiser: torch.optim.Optimizer, named: Iterable[tuple[str, 
 
     Args:
         optimiser: The optimiser.
-        named: The names and parameters of the module.
+        model: The model.
+        net: The module whose parameters the optimiser trains.
 
     Returns:
-        The diagonal of P by parameter name, for the parameters that the optimiser trains.
+        The diagonal of P by parameter name, with zeros for parameters that the optimiser does not train.
 
     Raises:
         InputError: If the optimiser is of another kind, has no state yet, or trains none of the parameters.
     """
+    named = unwrapped(net).named_parameters() if isinstance(net, nn.Module) else ()
     names = {id(parameter): name for name, parameter in named}
-    found: dict[str, Tensor] = {}
-    for group in optimiser.param_groups:
-        for parameter in (each for each in group["params"] if id(each) in names):
-            found[names[id(parameter)]] = _diagonal(optimiser, group, parameter)
-    if not found:
+    trained = {
+        names[id(parameter)]: _diagonal(optimiser, group, parameter)
+        for group in optimiser.param_groups
+        for parameter in group["params"]
+        if names.get(id(parameter)) in model.params
+    }
+    if not trained:
         raise InputError(
-            "The optimiser trains none of the parameters of this model; pass the nn.Module that it trains, or"
-            f" {_REMEDY}."
+            f"The optimiser trains no parameter of this model; pass the nn.Module that it trains, or {_REMEDY}."
         )
-    return found
+    return {name: trained.get(name, torch.zeros_like(w)) for name, w in model.params.items()}
 
 
 def _diagonal(optimiser: torch.optim.Optimizer, group: dict[str, Any], parameter: Tensor) -> Tensor:

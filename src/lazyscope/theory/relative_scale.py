@@ -22,7 +22,7 @@ from lazyscope.linalg.compose import Diagonal, Product, Transformed
 from lazyscope.linalg.eigen import operator_norm
 from lazyscope.linalg.finite import check_finite
 from lazyscope.linalg.operator import Operator
-from lazyscope.loss import Loss, Risk, Square, check_loss
+from lazyscope.loss import Loss, Risk, check_loss, matching_loss
 from lazyscope.model.base import Model
 from lazyscope.model.differences import second_derivative
 from lazyscope.model.inputs import Samples
@@ -34,8 +34,6 @@ from lazyscope.model.two_layer import TwoLayer
 from lazyscope.notices import notify
 from lazyscope.progress import Bar
 from lazyscope.theory.criterion import RelativeScale
-
-_SQUARE = Square()
 
 
 class KinkWarning(UserWarning):
@@ -49,7 +47,7 @@ def relative_scale(
     x: Inputs,
     y: Target,
     *,
-    loss: Loss = _SQUARE,
+    loss: Loss | None = None,
     metric: Metric = None,
     batch: int = 512,
     starts: int | None = None,
@@ -79,7 +77,8 @@ def relative_scale(
         y: The targets that the loss takes, as a tensor, an array or a nested list. Class indices are integers without
             the last dimension of the outputs, of shape (n,) for outputs (n, k) and (n, T) for outputs (n, T, V). In κ,
             and for losses of numbers, they stand for one-hot rows y*.
-        loss: The loss, one of `lazyscope.loss`. With `CrossEntropy(ignore_index=-100)`, all norms omit the outputs at
+        loss: The loss, one of `lazyscope.loss`. `None` is cross-entropy for class indices and the square loss for
+            numbers; κ is the same for all losses. With `CrossEntropy(ignore_index=-100)`, all norms omit the outputs at
             the positions with this class index, and n counts the points that have other positions.
         metric: The metric P on the parameters. `None` means P = 1, gradient flow and SGD. An optimiser (`SGD`, `Adam`
             or `AdamW` that trains the module `model`) has P = lr and P = lr/(√v̂ + ε), from its present state; weight
@@ -130,11 +129,11 @@ def relative_scale(
     return RelativeScale.assembled(outputs, target, risk, norm, pulled(moved), search, notice=notice)
 
 
-def encoded(loss: Loss, y: Target, outputs: Tensor) -> tuple[Tensor, Risk]:
+def encoded(loss: Loss | None, y: Target, outputs: Tensor) -> tuple[Tensor, Risk]:
     """Convert targets to y* in the shape of the outputs, and to the loss as a function of the outputs.
 
     Args:
-        loss: The loss.
+        loss: The loss, or `None` for one that matches the targets.
         y: The targets. Class indices stand for one-hot rows.
         outputs: The outputs on n points, in float64.
 
@@ -144,8 +143,8 @@ def encoded(loss: Loss, y: Target, outputs: Tensor) -> tuple[Tensor, Risk]:
     Raises:
         InputError: If the targets do not match the outputs or the loss.
     """
-    check_loss(loss)
     target = as_target(y, outputs).to(outputs.device)
+    loss = matching_loss(target, outputs) if loss is None else check_loss(loss)
     target = as_numbers(target, outputs) if isinstance(loss.labels, Reals) else target
     risk = loss.risk(outputs, target, 0)
     return loss.labels.encode(target, outputs.shape[-1]).to(outputs), risk
@@ -172,7 +171,7 @@ def _few(model: Model, x: Inputs) -> Inputs:
     return Samples(x).rows(slice(2)) if coupling(model, x) is Coupling.NONE else x
 
 
-def _of_two_layer(net: TwoLayer, x: Tensor, y: Target, loss: Loss, seed: int) -> RelativeScale:
+def _of_two_layer(net: TwoLayer, x: Tensor, y: Target, loss: Loss | None, seed: int) -> RelativeScale:
     search = curvature_norm(net, x, seed=seed)
     exact = net.to(torch.float64)
     outputs = exact(x.double()).detach()
