@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import pytest
 import torch
@@ -10,7 +11,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from lazyscope.errors import InputError
-from lazyscope.loss import CrossEntropy, Exponential, Huber, Logistic, Loss, Square
+from lazyscope.loss import CrossEntropy, Exponential, Huber, Logistic, Loss, Penalised, Square
 
 LOSSES: list[Loss] = [Square(), Huber(), Huber(0.3), Logistic(), Exponential(), CrossEntropy()]
 seeds = st.integers(0, 10**6)
@@ -160,3 +161,33 @@ def test_risk_binds_the_target_once() -> None:
         risk(z[:2])
     with pytest.raises(InputError, match="reshape"):
         risk.renewed(t[:, 0])
+
+
+@pytest.mark.parametrize(
+    ("loss", "target", "near"),
+    [
+        (Square(), [[0.3, -2.0]], [0.3, -2.0]),
+        (Huber(), [[0.3, -2.0]], [0.3, -2.0]),
+        (Logistic(), [[1, -1]], [50.0, -50.0]),
+        (Exponential(), [[1, -1]], [50.0, -50.0]),
+        (CrossEntropy(), [1], [0.0, 50.0]),
+        (CrossEntropy(), [[0.2, 0.8]], [math.log(0.2), math.log(0.8)]),
+        (Penalised(Square(), 1.0), [[0.3, -2.0]], [0.15, -1.0]),
+    ],
+)
+@given(seed=seeds)
+@settings(max_examples=10, deadline=None)
+def test_the_infimum_is_approached_and_never_passed(
+    loss: Loss, target: list[Any], near: list[float], seed: int
+) -> None:
+    y = torch.randn(1, 2, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+    risk = loss.risk(y, target)
+    assert risk.excess(y) > 0
+    assert risk.excess(torch.tensor([near], dtype=torch.float64)) == pytest.approx(0, abs=1e-12)
+    assert risk(y) - risk.excess(y) == pytest.approx(float(loss.infimum(risk.target).sum()), abs=1e-12)
+
+
+def test_the_infimum_of_ignored_targets_is_that_of_the_others() -> None:
+    y = torch.randn(3, 2, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    loss = CrossEntropy(ignore_index=-100)
+    assert loss.risk(y, [0, -100, 1]).excess(y) == pytest.approx(float(CrossEntropy()(y[[0, 2]], [0, 1])))

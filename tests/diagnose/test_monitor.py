@@ -14,7 +14,7 @@ from tensorboard.backend.event_processing.event_accumulator import (  # type: ig
 from torch import Tensor, nn
 from torch.utils.tensorboard import SummaryWriter
 
-from lazyscope import Model, tangent_kernel
+from lazyscope import Model, Scaled, relative_scale, tangent_kernel
 from lazyscope.diagnose import KernelSketch, Monitor, activation_stability, kernel_drift
 from lazyscope.diagnose.monitor import read
 from lazyscope.errors import InputError, LazyscopeError, ModelError, StoreError
@@ -157,3 +157,32 @@ def test_refusals_name_the_remedy(net: nn.Sequential, x: Tensor) -> None:
     net[2] = nn.Linear(24, 2, bias=False)
     with pytest.raises(ModelError, match="new monitor"):
         monitor()
+
+
+def test_it_predicts_with_the_number_that_belongs_to_the_loss(x: Tensor) -> None:
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(4, 6), nn.Tanh(), nn.Linear(6, 2)).double()
+    labels = torch.tensor([0, 1] * 5)
+    assert Monitor(net, x).scale is None
+    for y, symbol in ((labels, "criterion"), (labels[:, None].expand(-1, 2).double(), "κ")):
+        found, known = Monitor(net, x, y).scale, relative_scale(net, x, y)
+        assert found is not None
+        assert found.symbol == symbol
+        assert found.value == pytest.approx(known.value, rel=1e-2)  # the search stops earlier
+        assert found.promises == known.promises
+    optimiser = torch.optim.Adam(net.parameters(), lr=0.01)
+    with pytest.raises(InputError, match="step"):
+        Monitor(net, x, labels, metric=optimiser)
+    net(x).square().sum().backward()
+    optimiser.step()
+    found, known = Monitor(net, x, labels, metric=optimiser).scale, relative_scale(net, x, labels, metric=optimiser)
+    assert found is not None
+    assert found.value == pytest.approx(known.value, rel=1e-2)
+    with pytest.raises(ModelError, match="omit y_probe"):
+        Monitor(Scaled(net, 2.0), x, labels)
+
+
+def test_a_network_with_kinks_is_noted_in_the_prediction(net: nn.Sequential, x: Tensor) -> None:
+    found = Monitor(net, x, torch.tensor([0, 1] * 5)).scale
+    assert found is not None
+    assert "kinks" in found.notice

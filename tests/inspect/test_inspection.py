@@ -19,6 +19,7 @@ from lazyscope.errors import InputError, ModelError
 from lazyscope.inspect import Report, inspect
 from lazyscope.inspect.budget import Budget, Clock
 from lazyscope.inspect.prediction import predict
+from lazyscope.inspect.reading import short
 from lazyscope.inspect.subject import subject
 from lazyscope.inspect.tangent import Kernel, kernel_of, steepest, tangent_of
 from lazyscope.linalg import Symmetric, spectral_measure
@@ -276,7 +277,8 @@ def test_padded_sequences_are_as_their_positions_alone() -> None:
     assert found.scale.relative.residual == pytest.approx(root * alone.residual, rel=1e-6)
     assert found.scale.relative.jacobian_norm == pytest.approx(root * alone.jacobian_norm, rel=1e-6)
     beside = inspect(net, x[kept], target[kept], alphas=(10.0,), steps=8, seconds=10)
-    assert found.scale.kappa == pytest.approx(beside.scale.kappa, rel=1e-3)  # the same search, from the same starts
+    for name in ("kappa", "criterion", "alignment"):  # the same search, from the same starts
+        assert getattr(found.scale.relative, name) == pytest.approx(getattr(beside.scale.relative, name), rel=1e-3)
     assert found.courses[0].loss[0] == pytest.approx(root**2 * beside.courses[0].loss[0], rel=1e-9)
     with_torch = found.limits.start * found.limits.torch_factor
     assert with_torch == pytest.approx(beside.limits.start * beside.limits.torch_factor, rel=1e-3)
@@ -288,3 +290,24 @@ def test_targets_may_be_arrays() -> None:
     assert found.scale.relative.residual == pytest.approx(
         inspect(net_of(), x, y, Square(), alphas=(1,), steps=2, seconds=3).scale.relative.residual, rel=1e-12
     )
+
+
+def test_classifiers_are_predicted_by_the_criterion(report: Report) -> None:
+    assert report.scale.symbol == "κ"
+    assert report.scale.value == report.kappa
+    x, y = data()
+    net, labels = net_of(), y.argmax(1)
+    found = inspect(net, x, labels, alphas=(1.0,), steps=4, seconds=10)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ls.KinkWarning)
+        known = ls.relative_scale(net, x, labels, loss=CrossEntropy())
+    assert found.scale.symbol == "criterion"
+    for name in ("kappa", "criterion", "alignment"):
+        assert getattr(found.scale.relative, name) == pytest.approx(getattr(known, name), rel=1e-3)
+    assert found.scale.value == found.criterion > found.kappa
+    assert found.scale.lazy_alpha == pytest.approx(10 * found.criterion)
+    assert found.scale.sentence().startswith("The criterion for CrossEntropy = ")
+    assert found.cards()[0].name == "criterion"
+    assert found.verdict.evidence[0].speaks_for == found.scale.promises
+    assert f"criterion = {short(found.criterion)}" in str(found)
+    assert found.to_dict()["scale"]["belongs_to_loss"] == "criterion"

@@ -32,9 +32,9 @@ from lazyscope.notices import collected
 from lazyscope.theory.criterion import RelativeScale
 from lazyscope.theory.relative_scale import relative_scale
 
-_STARTS, _ITERATIONS, _TOLERANCE = 2, 40, 1e-2
-"""The number of starts and iterations of the search for ‖D²h‖ at the start, and its tolerance. The relative error of
-the value is about the square of the tolerance."""
+_ITERATIONS, _TOLERANCE = 40, 1e-2
+"""The maximum number of iterations of the search for ‖D²h‖ at the start, and its tolerance, whose square is about the
+relative error of the value."""
 
 
 @final
@@ -169,7 +169,7 @@ class Monitor:
         y = as_target(y, self._start).to(self._start.device)
         with collected([]):  # the notice about kinks is part of the result
             return relative_scale(
-                self._model, self._x, y, loss=loss, metric=metric, batch=max(len(self._start), 1), starts=_STARTS,
+                self._model, self._x, y, loss=loss, metric=metric, batch=max(len(self._start), 1),
                 tolerance=_TOLERANCE, iterations=_ITERATIONS,
             )  # fmt: skip
 
