@@ -1,4 +1,4 @@
-"""Measure the time to compute κ for an MLP on the digits, and on a GPU for VGG-11 with 256 images of CIFAR-10.
+"""Measure the time of `relative_scale` for an MLP on the digits, and on a GPU for VGG-11 with 256 images of CIFAR-10.
 
 Run `python benchmarks/relative_scale.py [--device cuda]`; CIFAR-10 needs LAZYSCOPE_DATA.
 """
@@ -19,7 +19,7 @@ from lazyscope.model.vgg import vgg11
 
 
 def measure(name: str, net: nn.Module, x: torch.Tensor, y: torch.Tensor) -> None:
-    """Compute κ, and print its time and the status of the search for ‖D²h‖."""
+    """Compute κ and the criterion, and print their time and the status of the search for ‖D²h‖."""
     start = time.perf_counter()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ls.KinkWarning)
@@ -27,7 +27,8 @@ def measure(name: str, net: nn.Module, x: torch.Tensor, y: torch.Tensor) -> None
     seconds = time.perf_counter() - start
     search = found.search
     print(
-        f"{name}: {seconds:.1f} s, κ = {found.kappa:.3g}, {search.status} after {search.iterations} iterations"
+        f"{name}: {seconds:.1f} s, κ = {found.kappa:.3g}, criterion = {found.criterion:.3g},"
+        f" {search.status} after {search.iterations} iterations"
         f" (residual {search.residual:.0e}, {search.starts} starts)"
     )
 

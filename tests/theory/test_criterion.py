@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import ClassVar
 
 import pytest
@@ -67,6 +68,10 @@ LOSSES: dict[str, tuple[Loss, Draw]] = {
 }
 
 
+def euclidean(net: nn.Module, _: Tensor) -> tuple[Metric, Tensor]:
+    return None, torch.eye(sum(w.numel() for w in net.parameters()), dtype=torch.float64)
+
+
 def sgd(net: nn.Module, _: Tensor) -> tuple[Metric, Tensor]:
     """Two groups with different learning rates and momenta."""
     first, last = list(net.parameters())[:2], list(net.parameters())[2:]
@@ -108,8 +113,8 @@ def narrow(net: nn.Module, _: Tensor) -> tuple[Metric, Tensor]:
 
 
 Make = Callable[[nn.Module, Tensor], tuple[Metric, Tensor]]
-METRICS: dict[str, Make | None] = {
-    "none": None,
+METRICS: dict[str, Make] = {
+    "none": euclidean,
     "sgd": sgd,
     "adam": adam,
     "diagonal": diagonal,
@@ -133,7 +138,7 @@ def infimum(loss: Loss, target: Tensor) -> float:
         value.backward()
         return value.detach()
 
-    optimiser.step(closure)  # type: ignore[arg-type]
+    optimiser.step(closure)
     return float(loss(outputs.detach(), target))
 
 
@@ -148,10 +153,9 @@ class Reference:
     second: float
 
     @classmethod
-    def of(cls, net: nn.Module, x: Tensor, metric: Tensor | None) -> Reference:
+    def of(cls, net: nn.Module, x: Tensor, metric: Tensor) -> Reference:
         model = Model(net)
         jacobian, form = model.jacobian(x), SecondDerivative(model, x).to_dense().tensor
-        metric = torch.eye(jacobian.shape[1], dtype=torch.float64) if metric is None else metric
         values, vectors = torch.linalg.eigh(metric)
         root = vectors @ values.clamp(min=0).sqrt().diag() @ vectors.T
         moved = DenseBilinear(torch.einsum("kij,ia,jb->kab", form, root, root))
@@ -176,14 +180,13 @@ def check(found: RelativeScale, expected: tuple[float, ...]) -> None:
     assert 0 < found.alignment <= 1 + 1e-9
 
 
-@pytest.mark.parametrize("name", METRICS)
-def test_every_loss_agrees_with_dense_tensors(name: str) -> None:
-    seed = list(METRICS).index(name)
+def agree(metric: str, losses: list[str]) -> None:
+    seed = list(METRICS).index(metric)
     net, x = net_of(seed), draw(seed, N, 2)
-    metric, matrix = (None, None) if METRICS[name] is None else METRICS[name](net, x)
+    given_, matrix = METRICS[metric](net, x)
     reference, model = Reference.of(net, x, matrix), Model(net)
-    known = optimiser_metric(metric, model, net) if isinstance(metric, torch.optim.Optimizer) else metric
-    for loss, targets in LOSSES.values():
+    known = optimiser_metric(given_, model, net) if isinstance(given_, torch.optim.Optimizer) else given_
+    for loss, targets in (LOSSES[name] for name in losses):
         target = targets(seed + 1)
         found = relative_scale(model, x, target, loss=loss, metric=known)  # the model is traced only once
         check(found, reference(target, loss))
@@ -193,8 +196,21 @@ def test_every_loss_agrees_with_dense_tensors(name: str) -> None:
             assert found.criterion == pytest.approx(found.kappa / (2 * found.alignment), rel=1e-6)
 
 
+@pytest.mark.parametrize("metric", METRICS)
+def test_dense_tensors(metric: str) -> None:
+    """Each metric with one or two of the losses; `make slow` runs all pairs."""
+    agree(metric, list(LOSSES)[list(METRICS).index(metric) :: 5])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("metric", METRICS)
+def test_every_loss_and_metric_agrees_with_dense_tensors(metric: str) -> None:
+    agree(metric, list(LOSSES))
+
+
+@pytest.mark.slow
 @given(st.integers(0, 10_000), st.sampled_from(sorted(LOSSES)), st.sampled_from([sgd, adam, diagonal, operator]))
-@settings(max_examples=3, deadline=None)
+@settings(max_examples=20, deadline=None)
 def test_random_networks(seed: int, name: str, make: Make) -> None:
     loss, target = LOSSES[name][0], LOSSES[name][1](seed + 1)
     net, x = net_of(seed), draw(seed, N, 2)
@@ -226,11 +242,14 @@ def test_centred_and_scaled_models() -> None:
     net, x, y = net_of(0), draw(0, N, 2), classes(1)
     found, start = relative_scale(net, x, y), {name: p.detach() for name, p in net.named_parameters()}
 
-    def forward(w: Params, x: Tensor) -> Tensor:
-        return torch.tanh(x @ w["0.weight"].T + w["0.bias"]) @ w["2.weight"].T + w["2.bias"]
+    def forward(alpha: float, w: Params, x: Tensor) -> Tensor:
+        now, before = (
+            torch.tanh(x @ v["0.weight"].T + v["0.bias"]) @ v["2.weight"].T + v["2.bias"] for v in (w, start)
+        )
+        return alpha * (now - before)
 
     for alpha in (1.0, 30.0):
-        centred = Model(lambda w, x, alpha=alpha: alpha * (forward(w, x) - forward(start, x)), start)
+        centred = Model(partial(forward, alpha), start)
         known = relative_scale(centred, x, y)
         check(found.centred().scaled(alpha), (known.kappa, known.criterion, known.alignment))
     assert found.lazy_scale(0.1) == pytest.approx(10 * found.centred().criterion)
@@ -290,7 +309,8 @@ class Unknown(Loss):
 
 def test_refusals() -> None:
     net, x, y = net_of(0), draw(0, N, 2), classes(1)
-    other = nn.Linear(2, 2)
+    other, large = nn.Linear(2, 2), nn.Linear(2, K).double()
+    nn.init.constant_(large.weight, 1e5)
     ones = {name: torch.ones_like(p) for name, p in net.named_parameters()}
 
     cases: list[tuple[dict[str, object], str]] = [
@@ -307,6 +327,8 @@ def test_refusals() -> None:
     for arguments, message in cases:
         with pytest.raises(InputError, match=message):
             relative_scale(net, x, y, **arguments)  # type: ignore[arg-type]
+    with pytest.raises(ModelError, match="rescale the inputs or the weights"):
+        relative_scale(large, x, -large(x).detach().sign(), loss=Exponential())
     with pytest.raises(InputError, match="pass lazyscope"):
         check_loss(nn.MSELoss())
     with pytest.raises(InputError, match="trains no parameter"):

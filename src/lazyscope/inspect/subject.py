@@ -181,9 +181,8 @@ _WHOLE = (
 
 
 _KINKED = (
-    "The model is not differentiable everywhere (because of ReLU, max-pooling or similar operations). ‖D²h‖, and"
-    " therefore κ, is computed on the smooth piece that contains w₀, and does not account for kinks that training"
-    " crosses."
+    "The model is not differentiable everywhere (because of ReLU, max-pooling or similar operations). ‖D²h‖ is computed"
+    " on the smooth piece that contains w₀, so κ and the criterion do not account for kinks that training crosses."
 )
 
 
@@ -206,8 +205,8 @@ def _ignored(risk: Risk) -> list[str]:
         return []
     kept = risk.counted[..., 0]
     return [
-        f"{int((~kept).sum())} of the {kept.numel()} targets are ignored: they are excluded from the loss, from κ and"
-        " from the distance to the tangent model. The spectrum and the drifts include all outputs."
+        f"{int((~kept).sum())} of the {kept.numel()} targets are ignored: they are excluded from the loss, from κ, from"
+        " the criterion and from the distance to the tangent model. The spectrum and the drifts include all outputs."
     ]
 
 

@@ -17,6 +17,7 @@ from torch import Tensor
 from lazyscope._typing import Number
 from lazyscope.errors import InputError, ModelError, ScaleError
 from lazyscope.linalg.bilinear import BilinearNorm
+from lazyscope.linalg.finite import check_finite
 from lazyscope.loss import Risk, Square
 
 LAZY = 0.1
@@ -49,6 +50,7 @@ class Descent:
 
         Raises:
             InputError: If the loss is penalised at outputs whose targets are ignored.
+            ModelError: If the loss or its gradient overflows.
         """
         slopes, n, counted = risk.gradient(outputs), len(outputs), len(outputs)
         if risk.counted is not None:
@@ -59,7 +61,9 @@ class Descent:
                     " samples that count."
                 )
         # Ignored samples have no slope, and the others are weighted by n/counted.
-        return cls(float(risk.excess(outputs)), float(slopes.norm()) * math.sqrt(counted) / n, pull(slopes) / n)
+        norms = float(risk.excess(outputs)), float(slopes.norm()) * math.sqrt(counted) / n, pull(slopes) / n
+        check_finite(torch.tensor(norms, dtype=torch.float64, device="cpu"), "The loss or its gradient at w₀")
+        return cls(*norms)
 
 
 @dataclass(frozen=True)
