@@ -210,7 +210,7 @@ def test_every_loss_and_metric_agrees_with_dense_tensors(metric: str) -> None:
 
 @pytest.mark.slow
 @given(st.integers(0, 10_000), st.sampled_from(sorted(LOSSES)), st.sampled_from([sgd, adam, diagonal, operator]))
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=8, deadline=None)
 def test_random_networks(seed: int, name: str, make: Make) -> None:
     loss, target = LOSSES[name][0], LOSSES[name][1](seed + 1)
     net, x = net_of(seed), draw(seed, N, 2)
