@@ -13,10 +13,9 @@ import torch
 from torch import Tensor, nn
 
 import lazyscope as ls
-from lazyscope._typing import Inputs
 from lazyscope.loss import Logistic, Square
 from lazyscope.model.particles import Torus, Trigonometric
-from lazyscope.theory.constants import Constants, Pointwise, singular_values
+from lazyscope.theory.constants import GivenConstants, Spectrum
 
 Numbers: TypeAlias = dict[str, Tensor]
 
@@ -149,25 +148,10 @@ def inspection(d: Data) -> Numbers:
     return {**numbers(kappa=report.scale.kappa), **losses}
 
 
-class Bend(Constants):
-    """A second derivative of norm at most 5 everywhere, without a search."""
-
-    kind = "estimate"
-
-    def __init__(self, largest: float, smallest: float) -> None:
-        self.jacobian_norm, self.smallest = largest, smallest
-
-    def smoothness(self, radius: float | int) -> float:
-        return 5.0
-
-    def at(self, x: Inputs) -> Pointwise:
-        raise NotImplementedError
-
-
 def certificates(d: Data) -> Numbers:
-    constants = Bend(*singular_values(ls.Model(d.net), d.x))
+    constants = GivenConstants(Spectrum.of(ls.Model(d.net), d.x), 5.0, kind="estimate")
     found = ls.certify(d.net, Square(), d.x, d.y, alpha=100.0, centred=True, K=1e-3, points=1, constants=constants)
-    return {"bounds": listed([each.bound for each in found])}
+    return {"bounds": listed([each.bound for each in found if each.bounds])}
 
 
 def limits(d: Data) -> Numbers:

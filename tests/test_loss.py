@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from lazyscope.errors import InputError
-from lazyscope.loss import CrossEntropy, Exponential, Huber, Logistic, Loss, Penalised, Square
+from lazyscope.loss import CrossEntropy, Exponential, Huber, Logistic, Loss, Penalised, Square, Welsch
 
-LOSSES: list[Loss] = [Square(), Huber(), Huber(0.3), Logistic(), Exponential(), CrossEntropy()]
+LOSSES: list[Loss] = [Square(), Huber(), Huber(0.3), Logistic(), Exponential(), CrossEntropy(), Welsch()]
 seeds = st.integers(0, 10**6)
 
 
@@ -58,6 +58,7 @@ def test_constants_bound_the_bregman_divergence(loss: Loss, seed: int) -> None:
     [
         (Square(), [0.0], [1.0], [5.0]),
         (Huber(), [0.0], [1.0], [0.5]),
+        (Welsch(0.7), [0.5], [1.0], [0.5]),
         (Logistic(), [0.0], [1.0], [1.0]),
         (CrossEntropy(), [0.0, 0.0, -60.0], [math.sqrt(0.5), -math.sqrt(0.5), 0.0], [1.0, 0.0, 0.0]),
     ],
@@ -79,7 +80,23 @@ def test_constants() -> None:
         "Logistic": (0, 0.25),
         "Exponential": (0, math.inf),
         "CrossEntropy": (0, 0.5),
+        "Welsch": (-2 * math.exp(-1.5), 1),
     }
+
+
+def test_the_welsch_loss_is_not_convex_and_a_penalty_makes_it_so() -> None:
+    """The constant m is attained at u² = 3/2, and a penalty above -m gives a unique minimiser."""
+    t = torch.tensor([2.0], dtype=torch.float64)
+    at, h = t + 0.7 * math.sqrt(1.5), 1e-4
+    curvature = float(Welsch(0.7).gradient(at + h, t) - Welsch(0.7).gradient(at - h, t)) / (2 * h)
+    assert curvature == pytest.approx(Welsch.strong_convexity, rel=1e-6)
+    strong = Penalised(Welsch(0.7), 0.5)
+    best = strong.minimiser(t)
+    grid = torch.linspace(-3, 3, 60_001, dtype=torch.float64)
+    assert float(grid[strong.terms(grid, t).argmin()]) == pytest.approx(float(best), abs=1e-4)
+    assert bool(Penalised(Welsch(0.7), 0.4).minimiser(t).isnan())
+    with pytest.raises(InputError, match="pass scale > 0"):
+        Welsch(0.0)
 
 
 def test_values_are_torchs() -> None:

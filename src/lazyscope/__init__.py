@@ -4,7 +4,8 @@ The names in `__all__` are the public interface; the modules that define them ma
 """
 
 from lazyscope import errors, loss, theory
-from lazyscope.certify.comparison import certify, compare
+from lazyscope.certify.certificates import certify
+from lazyscope.certify.comparison import compare
 from lazyscope.diagnose.monitor import Monitor
 from lazyscope.flow import (
     Minibatches,

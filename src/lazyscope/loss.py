@@ -65,7 +65,7 @@ def matching_loss(target: Tensor, outputs: Tensor) -> Loss:
 
 
 class Loss(ABC):
-    """A loss ℓ(y, t) that is convex and differentiable in y.
+    """A loss ℓ(y, t) that is differentiable in y, and convex if its `strong_convexity` is not negative.
 
     `loss(y, target)` computes R(y), one value for each member of the batch. It checks the targets at each call; in a
     loop, use `risk`, which checks them once.
@@ -79,7 +79,7 @@ class Loss(ABC):
     @property
     @abstractmethod
     def strong_convexity(self) -> float:
-        """The strong convexity constant m."""
+        """The largest m such that R - (m/2)‖y‖² is convex: positive if R is strongly convex, negative if not convex."""
 
     @property
     @abstractmethod
@@ -448,6 +448,67 @@ class Huber(Loss):
 
 @final
 @dataclass(frozen=True)
+class Welsch(Loss):
+    """The Welsch loss, summed over outputs, which is not convex and hardly depends on outliers.
+
+    ℓ(y, t) = (c²/2)(1 - e^{-u²}) with u = (y - t)/c. Its second derivative (1 - 2u²)e^{-u²} is largest at u = 0 and
+    smallest at u² = 3/2, so M = 1 and m = -2e^{-3/2}.
+
+    Args:
+        scale: The scale c, positive and finite.
+
+    Example:
+        >>> Welsch(scale=1.0)(torch.tensor([0.0, 9.0]), torch.tensor([0.0, 0.0]))
+        tensor(0.2500)
+    """
+
+    scale: float | int = 1.0
+    smoothness: ClassVar[float] = 1.0
+    strong_convexity: ClassVar[float] = -2 * math.exp(-1.5)
+    labels: ClassVar[Labels] = Reals()
+
+    def __post_init__(self) -> None:
+        if not 0 < self.scale < math.inf:
+            raise InputError(f"The Welsch scale is {self.scale} and must be positive and finite; pass scale > 0.")
+
+    def terms(self, y: Tensor, target: Tensor) -> Tensor:
+        """Compute (c²/2)(1 - e^{-u²}).
+
+        Args:
+            y: The outputs.
+            target: The encoded targets t.
+
+        Returns:
+            The terms, of the shape of `y`.
+        """
+        return -0.5 * self.scale**2 * torch.expm1(-((y - target) / self.scale).square())
+
+    def slopes(self, y: Tensor, target: Tensor) -> Tensor:
+        """Compute (y - t)e^{-u²}.
+
+        Args:
+            y: The outputs.
+            target: The encoded targets t.
+
+        Returns:
+            The gradient, of the shape of `y`.
+        """
+        return (y - target) * torch.exp(-((y - target) / self.scale).square())
+
+    def minimiser(self, target: Tensor) -> Tensor:
+        """Return the minimiser y* = t.
+
+        Args:
+            target: The encoded targets t.
+
+        Returns:
+            The targets.
+        """
+        return target
+
+
+@final
+@dataclass(frozen=True)
 class Logistic(Loss):
     """The logistic loss ℓ(y, t) = log(1 + e^{-ty}) with labels t = ±1, summed over outputs.
 
@@ -602,7 +663,7 @@ class CrossEntropy(Loss):
 @final
 @dataclass(frozen=True)
 class Penalised(Loss):
-    """A loss with a penalty on the outputs, ℓ(y, t) + (μ/2)|y|², which makes it strongly convex.
+    """A loss with a penalty on the outputs, ℓ(y, t) + (μ/2)|y|², which makes it strongly convex if μ > -m.
 
     The constants are m + μ and M + μ, where m and M are those of ℓ. The penalty is on all outputs, including those
     whose targets the loss ignores.
@@ -653,6 +714,18 @@ class Penalised(Loss):
         """
         return self.loss.terms(y, target) + self.weight / 2 * y.square()
 
+    def slopes(self, y: Tensor, target: Tensor) -> Tensor:
+        """Compute the gradient of ℓ plus μy.
+
+        Args:
+            y: The outputs.
+            target: The encoded targets t.
+
+        Returns:
+            The gradient, of the shape of `y`.
+        """
+        return self.loss.slopes(y, target) + self.weight * y
+
     def minimiser(self, target: Tensor) -> Tensor:
         """Compute the minimiser by gradient descent.
 
@@ -662,7 +735,7 @@ class Penalised(Loss):
             target: The encoded targets.
 
         Returns:
-            The outputs at which the penalised loss is smallest.
+            The outputs at which the penalised loss is smallest; NaN if it is not strongly convex.
 
         Raises:
             InputError: If the gradient of the loss is not Lipschitz.
@@ -671,6 +744,8 @@ class Penalised(Loss):
             raise InputError(
                 "The gradient of the loss is not Lipschitz, so its minimiser cannot be computed; use another loss."
             )
+        if not self.strong_convexity > 0:
+            return super().minimiser(target)
         contraction = 1 - self.strong_convexity / self.smoothness
         steps = 1 if contraction <= 0 else math.ceil(math.log(1e-17) / math.log(contraction))
         y = torch.zeros_like(target)

@@ -11,7 +11,7 @@ from lazyscope import Model
 from lazyscope._typing import Inputs
 from lazyscope.loss import Logistic, Loss, Square
 from lazyscope.theory import general
-from lazyscope.theory.constants import Constants, Pointwise
+from lazyscope.theory.constants import Constants, Pointwise, Spectrum
 
 ALPHA, END = 3.0, 2.0
 
@@ -19,7 +19,7 @@ ALPHA, END = 3.0, 2.0
 class Given(Constants):
     """Lip(h) = 0.7 + 0.4 r and Lip(Dh) = 0.4."""
 
-    kind, jacobian_norm, smallest = "upper bound", 0.7, 0.1
+    kind, spectrum = "upper bound", Spectrum(0.7, 0.1, 1, 1, 2)
 
     def smoothness(self, radius: float | int) -> float:
         return 0.4

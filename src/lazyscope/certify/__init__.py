@@ -1,5 +1,6 @@
 """Comparisons of a model with its linearisation, and certificates of the theorems."""
 
-from lazyscope.certify.comparison import certify, compare, rank
+from lazyscope.certify.certificates import certify
+from lazyscope.certify.comparison import compare, compare_steps
 
-__all__ = ["certify", "compare", "rank"]
+__all__ = ["certify", "compare", "compare_steps"]

@@ -1,8 +1,9 @@
-"""Comparison of the gradient flow of a model with that of its linearisation and with the bounds of the theorems."""
+"""Comparison of training a model, by gradient flow or gradient descent, with training its linearisation."""
 
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -10,19 +11,17 @@ from torch import Tensor, nn
 
 from lazyscope._typing import Inputs, Number, Params
 from lazyscope.ambient import without_autocast
+from lazyscope.flow.descent import gradient_descent
 from lazyscope.flow.objective import Times
 from lazyscope.flow.ode import gradient_flow
 from lazyscope.flow.tangent import tangent_flow
 from lazyscope.flow.trajectory import Trajectory
 from lazyscope.labels import Target, as_target
-from lazyscope.loss import Loss, Square
+from lazyscope.loss import Loss, Risk
 from lazyscope.model.base import studied
 from lazyscope.model.coordinates import Studied
 from lazyscope.model.inputs import Samples
-from lazyscope.theory.certificate import Certificate, Comparison
-from lazyscope.theory.constants import Constants, constants_of
-from lazyscope.theory.convergence import linear_rate, over_parameterised, stability
-from lazyscope.theory.lazy import finite_horizon, general
+from lazyscope.theory.certificate import Comparison
 
 _FINE, _COARSE = 1e-9, 1e-7
 """The relative tolerances of the solver. The difference of both results is a cautious bound on the finer error."""
@@ -67,72 +66,35 @@ def compare(
         >>> ls.compare(net, ls.loss.Square(), x, y, alpha=10.0, times=[0.1, 1.0]).outputs.shape
         torch.Size([3])
     """
-    model, x, unseen = studied(model).double(), _double(x), None if unseen is None else _double(unseen)
-    y = as_target(y, torch.empty(0, dtype=torch.float64, device="cpu"))
-    y = y.double() if y.is_floating_point() else y
+    model, x, unseen = studied(model).double(), doubled(x), None if unseen is None else doubled(unseen)
     times = torch.as_tensor(times, dtype=torch.float64, device="cpu")
     times = times if float(times[0]) == 0 else torch.cat([times.new_zeros(1), times])
-    fine, coarse = (_flows(model, loss, x, y, times, float(alpha), centred, rtol) for rtol in (_FINE, _COARSE))
-    path, tangent = fine
-    assert path.params is not None
-    assert tangent.params is not None
-    n, scale = path.outputs.shape[1], float(alpha)
-    risk = loss.risk(path.outputs[0], y)
-    gradients = torch.stack([risk.gradient(out) for out in path.outputs]).flatten(1)
-    kernels = [_kernel(model.moved({k: v[i] for k, v in path.params.items()}, scale), x) / n for i in range(len(times))]
-    best = loss.minimiser(risk.target)
-    # ‖∇_v R‖² = ∇RᵀK∇R/n², K = Dh Dhᵀ at w_α
-    gradient = torch.stack(
-        [(g @ kernel @ g / n).clamp(min=0).sqrt() for g, kernel in zip(gradients, kernels, strict=True)]
+    both = _Pair.of(model, loss, x, y, float(alpha), centred)
+    options: dict[str, Any] = {"alpha": float(alpha), "centred": centred, "times": times, "keep_params": True}
+    fine, coarse = (
+        (gradient_flow(model, loss, x, both.target, **told), tangent_flow(model, loss, x, both.target, **told))
+        for rtol in (_FINE, _COARSE)
+        for told in [options | {"rtol": rtol, "atol": rtol / 1e3, "tolerance": 0.0}]
     )
-    shifts = [((kernel - kernels[0]) @ g).norm() for g, kernel in zip(gradients, kernels, strict=True)]
-    in_weights = sum(_apart(a, b, "params") for a, b in zip(fine, coarse, strict=True)) + _ROUNDING * float(
-        path.travel.max()
-    )
-    in_outputs = sum(_apart(a, b, "outputs") for a, b in zip(fine, coarse, strict=True))
-    in_outputs = (in_outputs + _ROUNDING * float(path.outputs.flatten(1).norm(dim=1).max())) / math.sqrt(n)
-    return Comparison(
-        times=times,
-        displacement=path.travel / scale,
-        weights=(_flat(path.params) - _flat(tangent.params)).norm(dim=1) / scale,
-        outputs=(path.outputs - tangent.outputs).flatten(1).norm(dim=1) / math.sqrt(n),
-        residual=(path.outputs - best).flatten(1).norm(dim=1) / math.sqrt(n),
-        gradient=gradient,
-        loss=path.loss,
-        kernel_floor=torch.stack([torch.linalg.eigvalsh(kernel)[0] for kernel in kernels]),
-        kernel_shift=torch.stack(shifts) / math.sqrt(n),
-        unseen=_beyond(model, unseen, scale, centred, path.params, tangent.params, len(times)),
-        accuracy={
-            "displacement": in_weights / scale,
-            "weights": in_weights / scale,
-            "outputs": in_outputs,
-            "residual": in_outputs,
-            "unseen": _steepest(model, unseen) * in_weights,
-            "gradient": _steepest(model, x) * in_outputs,
-        },
-    )
+    return both.compared(times, fine, coarse, unseen)
 
 
 @without_autocast
-def certify(
+def compare_steps(
     model: Studied | nn.Module,
     loss: Loss,
     x: Inputs,
     y: Target,
     *,
     alpha: Number,
-    K: Number = 1.0,
-    horizon: Number | None = None,
+    lr: Number,
+    steps: int,
     centred: bool = False,
-    unseen: Inputs | None = None,
-    constants: Constants | None = None,
-    points: int = 40,
-) -> list[Certificate]:
-    """Evaluate the theorems of section 2 that have explicit bounds, and compare them with distances along both flows.
+    points: int = 10,
+) -> Comparison:
+    """Follow gradient descent on a scaled model and on its linearisation, and measure how far apart they are.
 
-    Theorem 2.2 is evaluated up to the time `horizon`, Theorem 2.3 (square loss only) up to `K/Lip(h)²`, and Theorem 2.4
-    and the lemmas up to the final time of the flow. Theorem 2.5 has no explicit bound; see
-    `theory.under_parameterised`.
+    Both descents start at `w₀` and run in float64, so the numerical error is that of rounding.
 
     Args:
         model: A module, a `Model` or a `TwoLayer`.
@@ -140,70 +102,130 @@ def certify(
         x: The inputs, with the samples along the first dimension.
         y: The targets.
         alpha: The scale α.
-        K: The constant of Theorem 2.3, and of the default horizon.
-        horizon: The final time of Theorem 2.2. `None` means `K/‖Dh(w₀)‖²`.
+        lr: The step size η.
+        steps: The number of steps.
         centred: Whether `h(w₀)` is subtracted from the outputs.
-        unseen: Inputs outside the training data on which the predictions are compared as well.
-        constants: The Lipschitz constants of the model. `None` computes them, which is possible for `TwoLayer`.
-        points: The number of times at which the flows are compared, per theorem.
+        points: The number of steps at which the descents are compared.
 
     Returns:
-        One certificate per theorem. Its `applies` is True if the hypotheses hold, and its `verdict` tells whether the
-        measured distances respect the bounds.
+        The distances at each recorded step k, whose time is ηk.
 
     Example:
         >>> import lazyscope as ls
-        >>> net = ls.TwoLayer.gaussian(50, 2, [0], activation=torch.tanh)[0]
-        >>> x = torch.randn(4, 2)
-        >>> [c.holds for c in ls.certify(net, ls.loss.Square(), x, torch.zeros(4), alpha=10.0, centred=True)][:1]
-        [True]
+        >>> net = torch.nn.Sequential(torch.nn.Linear(2, 8), torch.nn.Tanh(), torch.nn.Linear(8, 1))
+        >>> x, y = torch.randn(5, 2), torch.randn(5, 1)
+        >>> compare_steps(net, ls.loss.Square(), x, y, alpha=10.0, lr=0.1, steps=20, points=5).times
+        tensor([0.0000, 0.5000, 1.0000, 1.5000, 2.0000], dtype=torch.float64)
     """
-    model, x, unseen = studied(model).double(), _double(x), None if unseen is None else _double(unseen)
-    known = constants_of(model, x) if constants is None else constants
-    end = float(K / known.jacobian_norm**2 if horizon is None else horizon)
-    found = [
-        general(model, loss, x, y, alpha=alpha, centred=centred, constants=known, horizon=end, unseen=unseen),
-        over_parameterised(model, loss, x, y, alpha=alpha, centred=centred, constants=known),
-    ]
-    if isinstance(loss, Square):
-        own = finite_horizon(model, x, y, alpha=alpha, centred=centred, constants=known, K=K, unseen=unseen)
-        found.insert(1, own)
-    ends = [c.horizon for c in found if math.isfinite(c.horizon)]
-    if found[-1].applies:
-        # until the bound of Theorem 2.4 is e⁻⁵, but at most 30 times the fastest time scale, for the explicit solver
-        ends.append(
-            min(5 / found[-1].constants["rate mσ_min²/4"].value, 30 / (loss.smoothness * known.jacobian_norm**2))
+    model, x = studied(model).double(), doubled(x)
+    both = _Pair.of(model, loss, x, y, float(alpha), centred)
+    told: dict[str, Any] = {"lr": lr, "steps": steps, "record": points, "keep_params": True}
+    path = gradient_descent(model, loss, x, both.target, alpha=alpha, centred=centred, **told)
+    assert path.steps is not None
+    tangent = both.tangent_steps(float(lr), set(path.steps.tolist()))
+    return both.compared(path.times, (path, tangent), (path, tangent), None)
+
+
+@dataclass(frozen=True)
+class _Path:
+    """The outputs and the coordinates v along a path."""
+
+    outputs: Tensor
+    params: dict[str, Tensor]
+
+
+@dataclass(frozen=True)
+class _Pair:
+    """A model on its data, and its linearisation, from the same start."""
+
+    model: Studied
+    x: Inputs
+    alpha: float
+    centred: bool
+    target: Tensor
+    risk: Risk
+
+    @staticmethod
+    def of(model: Studied, loss: Loss, x: Inputs, y: Target, alpha: float, centred: bool) -> _Pair:
+        coordinates = model.coordinates(x, alpha, centred=centred)
+        with torch.no_grad():
+            y0 = coordinates.outputs(coordinates.zeros())
+        target = as_target(y, y0)
+        target = target.double() if target.is_floating_point() else target
+        return _Pair(model, x, alpha, centred, target, loss.risk(y0, target))
+
+    def tangent_steps(self, lr: float, recorded: set[int]) -> _Path:
+        """Gradient descent on v ↦ R(y(0) + Dh(w₀)v), at the recorded steps."""
+        straight = self.model.coordinates(self.x, math.inf, centred=True)
+        bent = self.model.coordinates(self.x, self.alpha, centred=self.centred)
+        v = straight.zeros()
+        with torch.no_grad():
+            start = bent.outputs(v)
+        outputs, params = [], []
+        for step in range(max(recorded) + 1):
+            increment, pull = straight.linearise(v)
+            if step in recorded:
+                outputs.append(start + increment)
+                params.append(v)
+            slope = pull(self.risk.gradient(start + increment) / len(start))
+            v = {name: value - lr * slope[name] for name, value in v.items()}
+        return _Path(torch.stack(outputs), {name: torch.stack([v[name] for v in params]) for name in v})
+
+    def gradients(self, path: Trajectory | _Path) -> Tensor:
+        """Compute ‖∇_v R‖ along the path of the model."""
+        coordinates, found = self.model.coordinates(self.x, self.alpha, centred=self.centred), []
+        for i in range(len(path.outputs)):
+            y, pull = coordinates.linearise({name: v[i] for name, v in (path.params or {}).items()})
+            slope = pull(self.risk.gradient(y) / len(y))
+            found.append(torch.cat([g.flatten() for g in slope.values()]).norm())
+        return torch.stack(found)
+
+    def compared(
+        self,
+        times: Tensor,
+        fine: tuple[Trajectory, Trajectory | _Path],
+        coarse: tuple[Trajectory, Trajectory | _Path],
+        unseen: Inputs | None,
+    ) -> Comparison:
+        """Measure the distances along two paths; the coarse ones have a larger numerical error, or none."""
+        (path, tangent), model, x, alpha = fine, self.model, self.x, self.alpha
+        assert path.params is not None
+        assert tangent.params is not None
+        n = path.outputs.shape[1]
+        slopes = torch.stack([self.risk.gradient(out) for out in path.outputs]).flatten(1)
+        moved = [model.moved({k: v[i] for k, v in path.params.items()}, alpha) for i in range(len(times))]
+        kernels = [_kernel(each, x) / n for each in moved]
+        best, gradient = self.risk.loss.minimiser(self.risk.target), self.gradients(path)
+        shifts = [((kernel - kernels[0]) @ g).norm() for g, kernel in zip(slopes, kernels, strict=True)]
+        in_weights = sum(_apart(a, b, "params") for a, b in zip(fine, coarse, strict=True))
+        in_weights += _ROUNDING * float(path.travel.max())
+        in_outputs = sum(_apart(a, b, "outputs") for a, b in zip(fine, coarse, strict=True))
+        in_outputs = (in_outputs + _ROUNDING * float(path.outputs.flatten(1).norm(dim=1).max())) / math.sqrt(n)
+        in_gradient = 0.0 if coarse is fine else float((gradient - self.gradients(coarse[0])).abs().max())
+        in_gradient += _ROUNDING * _steepest(model, x) * float(slopes.norm(dim=1).max()) / math.sqrt(n)
+        return Comparison(
+            times=times,
+            displacement=path.travel / alpha,
+            weights=(_flat(path.params) - _flat(tangent.params)).norm(dim=1) / alpha,
+            outputs=(path.outputs - tangent.outputs).flatten(1).norm(dim=1) / math.sqrt(n),
+            residual=(path.outputs - best).flatten(1).norm(dim=1) / math.sqrt(n),
+            gradient=gradient,
+            loss=path.loss,
+            kernel_floor=torch.stack([torch.linalg.eigvalsh(kernel)[0] for kernel in kernels]),
+            kernel_shift=torch.stack(shifts) / math.sqrt(n),
+            unseen=_beyond(model, unseen, alpha, path.params, tangent.params, len(times)),
+            accuracy={
+                "displacement": in_weights / alpha,
+                "weights": in_weights / alpha,
+                "outputs": in_outputs,
+                "residual": in_outputs,
+                "unseen": _steepest(model, unseen) * in_weights,
+                "gradient": in_gradient,
+            },
         )
-    times = torch.cat([torch.linspace(0, time, points, dtype=torch.float64, device="cpu") for time in ends]).unique()
-    both = compare(model, loss, x, y, alpha=alpha, times=times, centred=centred, unseen=unseen)
-    return [*(c.against(both) for c in found), linear_rate(loss, both), stability(loss, both, known)]
 
 
-def rank(model: Studied | nn.Module, x: Inputs) -> int:
-    """Compute the rank of `Dh(w₀)` on the data, in float64; singular values at the level of rounding do not count.
-
-    Args:
-        model: A module, a `Model` or a `TwoLayer`.
-        x: The inputs, with the samples along the first dimension.
-
-    Returns:
-        The rank, at most the number of outputs times the number of samples.
-    """
-    kernel = _kernel(studied(model).double(), _double(x)).detach()
-    values = torch.linalg.eigvalsh(kernel)
-    return int((values > 1e-12 * values[-1]).sum())
-
-
-def _flows(
-    model: Studied, loss: Loss, x: Inputs, y: Tensor, times: Tensor, alpha: float, centred: bool, rtol: float
-) -> tuple[Trajectory, Trajectory]:
-    """Integrate equations (4) and (5) up to the last time."""
-    options: dict[str, Any] = {"alpha": alpha, "centred": centred, "times": times, "keep_params": True}
-    options |= {"rtol": rtol, "atol": rtol / 1e3, "tolerance": 0.0}
-    return gradient_flow(model, loss, x, y, **options), tangent_flow(model, loss, x, y, **options)
-
-
-def _apart(a: Trajectory, b: Trajectory, what: str) -> float:
+def _apart(a: Trajectory | _Path, b: Trajectory | _Path, what: str) -> float:
     """The largest distance between two trajectories over time."""
     left, right = (_flat(t.params or {}) if what == "params" else t.outputs.flatten(1) for t in (a, b))
     return float((left - right).norm(dim=1).max())
@@ -216,7 +238,8 @@ def _steepest(model: Studied, x: Inputs | None) -> float:
     return math.sqrt(float(_kernel(model, x).diagonal().max()))
 
 
-def _double(x: Inputs) -> Inputs:
+def doubled(x: Inputs) -> Inputs:
+    """Cast inputs to float64."""
     return Samples(x).cast()
 
 
@@ -233,7 +256,6 @@ def _beyond(
     model: Studied,
     x: Inputs | None,
     alpha: float,
-    centred: bool,
     path: Params,
     tangent: Params,
     count: int,

@@ -2,14 +2,16 @@
 
 from lazyscope.theory import convex, high_dimension, margin
 from lazyscope.theory.certificate import Certificate, Comparison, Constant, Hypothesis, Measurement, Verdict
+from lazyscope.theory.constant_rank import descent, under_parameterised
 from lazyscope.theory.constants import (
     Constants,
     GivenConstants,
     SampledConstants,
+    Spectrum,
     TwoLayerConstants,
     constants_of,
 )
-from lazyscope.theory.convergence import Decay, linear_rate, over_parameterised, stability, under_parameterised
+from lazyscope.theory.convergence import Decay, linear_rate, over_parameterised, stability
 from lazyscope.theory.criterion import Descent, RelativeScale
 from lazyscope.theory.lazy import finite_horizon, general
 from lazyscope.theory.relative_scale import KinkWarning, relative_scale
@@ -27,10 +29,12 @@ __all__ = [
     "Measurement",
     "RelativeScale",
     "SampledConstants",
+    "Spectrum",
     "TwoLayerConstants",
     "Verdict",
     "constants_of",
     "convex",
+    "descent",
     "finite_horizon",
     "general",
     "high_dimension",

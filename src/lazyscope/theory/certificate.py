@@ -185,9 +185,14 @@ class Certificate:
 
     @property
     def bound(self) -> float:
-        """The first bound at the time of its measurement, or at its last time if nothing was measured."""
+        """The first bound at the time of its measurement, or at its last time if nothing was measured.
+
+        NaN if a hypothesis fails without which there is no bound.
+        """
         if self.measurements:
             return self.measurements[0].bound
+        if not self.bounds:
+            return math.nan
         until = torch.tensor([self.bounds[0].until], dtype=torch.float64, device="cpu")
         return float(self.bounds[0].curve(until)[0])
 

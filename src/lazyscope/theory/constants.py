@@ -40,15 +40,70 @@ BOUNDS: dict[Callable[[Tensor], Tensor], tuple[float, float]] = {
 """The suprema of |σ'| and |σ''| on the real line, for activations σ."""
 
 
-class Constants(ABC):
-    """The singular values of Dh(w₀)ᵀ and the Lipschitz constants of h and Dh around w₀."""
+@dataclass(frozen=True)
+class Spectrum:
+    """The extreme singular values of Dh(w₀) in F, and its rank."""
 
-    jacobian_norm: float
-    """The norm ‖Dh(w₀)‖, the largest singular value."""
-    smallest: float
-    """The smallest singular value σ_min of Dh(w₀)ᵀ."""
+    largest: float
+    """The largest singular value ‖Dh(w₀)‖."""
+    least: float
+    """The smallest positive singular value, 0 if Dh(w₀) = 0."""
+    rank: int
+    """The rank of Dh(w₀): the number of singular values above rounding."""
+    parameters: int
+    """The number p of parameters."""
+    outputs: int
+    """The dimension of F, the number of outputs of all points."""
+
+    @property
+    def injective(self) -> bool:
+        """Whether the rank is the number of parameters."""
+        return self.rank == self.parameters
+
+    @property
+    def surjective(self) -> bool:
+        """Whether the rank is the number of outputs."""
+        return self.rank == self.outputs
+
+    @staticmethod
+    @without_autocast
+    def of(model: Studied, x: Inputs) -> Spectrum:
+        """Compute the singular values from the dense kernel Dh(w₀)Dh(w₀)ᵀ.
+
+        Args:
+            model: The model, with weights w₀.
+            x: The inputs of n points.
+
+        Returns:
+            The singular values; those below the rounding error of the kernel count as 0.
+        """
+        coordinates = model.coordinates(x, centred=True)
+        values = torch.linalg.eigvalsh(coordinates.kernel().detach().double() / len(Samples(x))).flip(0)
+        parameters = sum(w.numel() for w in coordinates.zeros().values())
+        noise = 4 * math.sqrt(len(values)) * torch.finfo(torch.float64).eps * float(values[0])
+        positive = [math.sqrt(value) for value in values[:parameters].tolist() if value > noise]
+        return Spectrum(
+            math.sqrt(max(0.0, float(values[0]))), min(positive, default=0.0), len(positive), parameters, len(values)
+        )
+
+
+class Constants(ABC):
+    """The singular values of Dh(w₀) and the Lipschitz constants of h and Dh around w₀."""
+
+    spectrum: Spectrum
+    """The singular values of Dh(w₀)."""
     kind: str
     """How the Lipschitz constants are known: "upper bound" or "estimate"."""
+
+    @property
+    def jacobian_norm(self) -> float:
+        """The norm ‖Dh(w₀)‖, the largest singular value."""
+        return self.spectrum.largest
+
+    @property
+    def smallest(self) -> float:
+        """The smallest singular value σ_min of Dh(w₀)ᵀ, 0 if Dh(w₀) is not surjective."""
+        return self.spectrum.least if self.spectrum.surjective else 0.0
 
     @abstractmethod
     def smoothness(self, radius: Number) -> float:
@@ -146,7 +201,7 @@ class TwoLayerConstants(Constants):
             )
         self._net, self._slope, self._bend = net, *BOUNDS[net.activation]
         self._outer = float((net.a if net.alive is None else net.a * net.alive).abs().max())
-        self.jacobian_norm, self.smallest = singular_values(net, x)
+        self.spectrum = Spectrum.of(net, x)
         x = x.double()
         self._root = math.sqrt(max(0.0, float(torch.linalg.eigvalsh(x.T @ x / len(x))[-1])))
         self._longest = float(x.norm(dim=-1).max())
@@ -171,10 +226,8 @@ class TwoLayerConstants(Constants):
 class GivenConstants(Constants):
     """Known constants, with the same Lip(Dh) on every ball: 0 for linear maps, ‖D²h‖ for quadratic maps."""
 
-    jacobian_norm: float
-    """The norm ‖Dh(w₀)‖."""
-    smallest: float
-    """The smallest singular value σ_min of Dh(w₀)ᵀ."""
+    spectrum: Spectrum
+    """The singular values of Dh(w₀)."""
     hessian_norm: float
     """Lip(Dh) on every ball."""
     pointwise_jacobian: float = math.inf
@@ -209,7 +262,7 @@ class SampledConstants(Constants):
     def __init__(self, model: Model, x: Inputs, *, samples: int = 4, seed: int = 0) -> None:
         self._model, self._x, self._samples, self._seed = model, x, samples, seed
         self._points = Batches(x, 1).n
-        self.jacobian_norm, self.smallest = singular_values(model, x)
+        self.spectrum = Spectrum.of(model, x)
         self._unit = _NEAR * math.sqrt(sum(float(w.square().sum()) for w in model.params.values()))
         self._known: list[float] = []
 
@@ -223,7 +276,7 @@ class SampledConstants(Constants):
 
     def at(self, x: Inputs) -> Pointwise:
         single = list(Batches(x, 1))
-        jacobian = max(singular_values(self._model, part)[0] for part in single)
+        jacobian = max(Spectrum.of(self._model, part).largest for part in single)
         return Pointwise(jacobian, lambda radius: max(self._largest(part, radius) for part in single))
 
     @without_autocast
@@ -261,16 +314,6 @@ def constants_of(model: Studied, x: Inputs) -> Constants:
     if isinstance(model, Model):
         return SampledConstants(model, x)
     raise ModelError(f"Constants are not known for a model of type {type(model).__name__}; pass a Model or a TwoLayer.")
-
-
-@without_autocast
-def singular_values(model: Studied, x: Inputs) -> tuple[float, float]:
-    """Compute ‖Dh(w₀)‖ and σ_min of Dh(w₀)ᵀ in F from the dense kernel K/n; σ_min is 0 if it is below rounding."""
-    kernel = model.coordinates(x, centred=True).kernel().detach().double()
-    values = torch.linalg.eigvalsh(kernel / len(Samples(x)))
-    noise = 4 * math.sqrt(len(values)) * torch.finfo(torch.float64).eps * float(values[-1])
-    least = float(values[0])
-    return math.sqrt(float(values[-1])), math.sqrt(least) if least > noise else 0.0
 
 
 def _drawn(like: Tensor, random: torch.Generator) -> Tensor:

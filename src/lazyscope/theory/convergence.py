@@ -1,4 +1,4 @@
-"""Section 2.3 as certificates: convergence for strongly convex losses, Theorems 2.4 and 2.5, Lemmas B.1 and B.2.
+"""Section 2.3 as certificates: convergence for strongly convex losses, Theorem 2.4, Lemmas B.1 and B.2.
 
 The conventions are those of `theory.lazy`. The loss is m-strongly convex and M-smooth, and κ = M/m is its condition
 number, not the inverse relative scale.
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -19,7 +19,7 @@ from lazyscope.ambient import without_autocast
 from lazyscope.labels import Target
 from lazyscope.loss import Loss
 from lazyscope.model.coordinates import Studied
-from lazyscope.theory.certificate import Bound, Certificate, Comparison, Constant, Hypothesis, Measurement
+from lazyscope.theory.certificate import Bound, Certificate, Comparison, Constant, Hypothesis
 from lazyscope.theory.constants import Constants
 from lazyscope.theory.lazy import Start
 
@@ -65,9 +65,7 @@ def over_parameterised(
     low, high = loss.strong_convexity, loss.smoothness
     sigma, norm = s.constants.smallest, s.constants.jacobian_norm
     conditions = [
-        Hypothesis(
-            "R is strongly convex and smooth", low > 0 and math.isfinite(high), f"m = {low:.3g}, M = {high:.3g}"
-        ),
+        well_conditioned(loss),
         Hypothesis("Dh(w₀) is surjective", sigma > 0, f"σ_min = {sigma:.3g}"),
     ]
     if not all(condition.holds for condition in conditions):
@@ -93,13 +91,20 @@ def over_parameterised(
             "‖αh(w_α) - y*‖ ≤ κ^½ ‖αh(w₀) - y*‖ e^{-mσ_min²t/4}",
             lambda t: linear_rate_bound(gap, kappa, rate, t),
         ),
-        Bound("displacement", "‖w_α - w₀‖ ≤ 8κ^{3/2}‖Dh(w₀)‖‖αh(w₀) - y*‖/(ασ_min²)", _constant(rho)),
-        Bound("outputs", "‖αh(w_α) - αh̄(w̄_α)‖ = O(1/α), by Lemma B.2", _constant(apart)),
-        Bound("weights", "‖w_α - w̄_α‖ = O(log α/α²), by B.3", _constant(weights)),
+        Bound("displacement", "‖w_α - w₀‖ ≤ 8κ^{3/2}‖Dh(w₀)‖‖αh(w₀) - y*‖/(ασ_min²)", constant(rho)),
+        Bound("outputs", "‖αh(w_α) - αh̄(w̄_α)‖ = O(1/α), by Lemma B.2", constant(apart)),
+        Bound("weights", "‖w_α - w̄_α‖ = O(log α/α²), by B.3", constant(weights)),
     )
     known = s.known(sigma / (2 * bend) if bend else 0.0, **{"C₀": c0})
     known |= {"m": Constant(low), "M": Constant(high), "rate mσ_min²/4": Constant(rate), "‖y*‖": Constant(s.minimiser)}
     return Certificate("Theorem 2.4", tuple(conditions), known, bounds)
+
+
+def well_conditioned(loss: Loss) -> Hypothesis:
+    """The hypothesis that R is strongly convex with a Lipschitz gradient."""
+    low, high = loss.strong_convexity, loss.smoothness
+    holds = low > 0 and math.isfinite(high)
+    return Hypothesis("R is strongly convex and smooth", holds, f"m = {low:.3g}, M = {high:.3g}")
 
 
 def linear_rate_bound(gap: float, condition: float, rate: float, t: Tensor) -> Tensor:
@@ -127,9 +132,7 @@ def linear_rate(loss: Loss, comparison: Comparison) -> Certificate:
     low, high = loss.strong_convexity, loss.smoothness
     floor = float(comparison.kernel_floor.min())
     conditions = (
-        Hypothesis(
-            "F is strongly convex and smooth", low > 0 and math.isfinite(high), f"m = {low:.3g}, M = {high:.3g}"
-        ),
+        well_conditioned(loss),
         Hypothesis("Σ(t) ⪰ λ > 0", floor > 0, f"λ = {floor:.3g} at the recorded times"),
     )
     known = {"m": Constant(low), "M": Constant(high), "λ": Constant(floor, "estimate")}
@@ -167,7 +170,7 @@ def stability(loss: Loss, comparison: Comparison, constants: Constants) -> Certi
     if not all(condition.holds for condition in conditions):
         return Certificate("Lemma B.2", conditions, known, ())
     apart = stability_bound(shift, constants.jacobian_norm**2, floor, low)
-    bound = Bound("outputs", "‖y - ȳ‖ ≤ K‖Σ(0)‖^½/(λ^{3/2}m)", _constant(apart))
+    bound = Bound("outputs", "‖y - ȳ‖ ≤ K‖Σ(0)‖^½/(λ^{3/2}m)", constant(apart))
     return Certificate("Lemma B.2", conditions, known, (bound,)).against(comparison)
 
 
@@ -207,66 +210,6 @@ class Decay:
         return Decay(float(-slope), float(level), 1 - missed / spread, float(size[-1]))
 
 
-@without_autocast
-def under_parameterised(
-    model: Studied | nn.Module,
-    loss: Loss,
-    x: Inputs,
-    y: Target,
-    *,
-    alpha: Number,
-    rank: int,
-    ranks_around: list[int],
-    centred: bool = False,
-    constants: Constants | None = None,
-    comparison: Comparison | None = None,
-) -> Certificate:
-    """Certify Theorem 2.5, convergence in the under-parameterised case.
-
-    If R is strongly convex, h(w₀) = 0, and the rank of Dh is constant around w₀, then the flow converges geometrically
-    to a local minimum for all sufficiently large α. The theorem gives neither the smallest such α nor the rate.
-    Therefore the measurements check that log ‖∇F‖ is a linear function of time (1 - R² ≤ 0.01) and that the gradient
-    is at most 10⁻⁴ of its initial value at the end.
-
-    Args:
-        model: The module, `Model` or other model with tangent coordinates.
-        loss: The loss R, strongly convex.
-        x: The inputs of n samples.
-        y: The targets in the form that the loss takes.
-        alpha: The scale α, positive and finite.
-        rank: The rank of Dh(w₀).
-        ranks_around: The ranks of Dh at points close to w₀.
-        centred: Whether to subtract h(w₀) from the outputs, so that the hypothesis h(w₀) = 0 holds.
-        constants: The Lipschitz constants around w₀. `None` uses `constants_of(model, x)`.
-        comparison: The measured quantities along both flows. `None` leaves the certificate without measurements.
-
-    Returns:
-        The certificate.
-
-    Raises:
-        ScaleError: If α is not positive and finite.
-    """
-    s = Start.of(model, loss, x, y, alpha, centred, constants)
-    low = loss.strong_convexity
-    same = all(other == rank for other in ranks_around) and bool(ranks_around)
-    around = f"{rank} at w₀, {min(ranks_around, default=0)} to {max(ranks_around, default=0)} around it"
-    conditions = (
-        Hypothesis("R is strongly convex", low > 0, f"m = {low:.3g}"),
-        s.zero,
-        Hypothesis("rank Dh is constant around w₀", same, around),
-    )
-    certificate = Certificate("Theorem 2.5", conditions, {**s.known(), "rank Dh(w₀)": Constant(float(rank))}, ())
-    if comparison is None:
-        return certificate
-    decay, end = Decay.of(comparison), float(comparison.times[-1])
-    straight, rest = 1 - decay.r_squared, decay.left
-    measured = (
-        Measurement("gradient", "geometric rate: 1 - R² of log ‖∇F‖", end, 0.01, straight, straight <= 0.01),
-        Measurement("gradient", "‖∇F‖ left at the end", end, _TAIL**2, rest, rest <= _TAIL**2),
-    )
-    return replace(certificate, measurements=measured)
-
-
-def _constant(value: float) -> Callable[[Tensor], Tensor]:
-    """A bound that is constant in time."""
+def constant(value: float) -> Callable[[Tensor], Tensor]:
+    """Return a bound that is constant in time."""
     return lambda t: torch.full_like(t, value)

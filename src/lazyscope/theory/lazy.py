@@ -49,6 +49,10 @@ class Start:
     """The norm ‖y*‖ of the minimiser of the loss, NaN if there is none."""
     distance: float
     """The distance ‖y(0) - y*‖."""
+    excess: float
+    """The difference R(y(0)) - R(y*), NaN if the loss has no minimiser."""
+    gradient: float
+    """The norm ‖∇_v R‖ = ‖Dh(w₀)ᵀ∇R(y(0))‖ = α‖∇F_α(w₀)‖."""
 
     @staticmethod
     def of(
@@ -67,8 +71,8 @@ class Start:
                 f"A certificate compares a model with its limit at α = ∞, and α is {alpha}; pass a finite α > 0."
             )
         coordinates = model.coordinates(x, alpha, centred=centred)
-        with torch.no_grad():
-            y0 = coordinates.outputs(coordinates.zeros()).double()
+        outputs, pull = coordinates.linearise(coordinates.zeros())
+        y0 = outputs.double()
         target = as_target(y, y0)
         risk = loss.risk(y0, target.double() if target.is_floating_point() else target)
         best = loss.minimiser(risk.target)
@@ -81,6 +85,8 @@ class Start:
             _norm(y0) / alpha,
             _norm(best),
             _norm(y0 - best),
+            float(risk(y0) - risk(best)),
+            math.sqrt(sum(float(g.square().sum()) for g in pull((risk.gradient(y0) / len(y0)).to(outputs)).values())),
         )
 
     def known(self, radius: Number | None = None, **more: float) -> dict[str, Constant]:
