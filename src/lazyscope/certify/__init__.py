@@ -2,5 +2,6 @@
 
 from lazyscope.certify.certificates import certify
 from lazyscope.certify.comparison import compare, compare_steps
+from lazyscope.certify.stochastic import expect
 
-__all__ = ["certify", "compare", "compare_steps"]
+__all__ = ["certify", "compare", "compare_steps", "expect"]

@@ -14,7 +14,7 @@ from lazyscope.loss import Huber, Logistic, Loss, Penalised, Square, Welsch
 from lazyscope.model.base import Model
 from lazyscope.model.coordinates import Studied
 from lazyscope.model.two_layer import TwoLayer
-from lazyscope.theory.constant_rank import under_parameterised
+from lazyscope.theory.constant_rank import least_scale
 from lazyscope.theory.constants import Constants, GivenConstants, Spectrum, TwoLayerConstants
 from lazyscope.theory.convergence import over_parameterised
 
@@ -99,8 +99,8 @@ class RandomProblem:
         alpha, k, near = log_uniform(0.1, 1e4), log_uniform(0.1, 10), log_uniform(0.3, 10)
         step = log_uniform(0.02, 2.2) / (loss.smoothness * constants.jacobian_norm**2)
         if loss.strong_convexity > 0 and integer(0, 3):
-            of = _threshold_of_five if few or integer(0, 1) else _threshold_of_four
-            if (least := of(model, loss, x, y, constants)) < _LARGEST:
+            of = least_scale if few or integer(0, 1) else _threshold_of_four
+            if (least := of(model, loss, x, y, constants=constants)) < _LARGEST:
                 alpha, centred = near * least, True
         words = (
             f"seed {seed}: {words}, {loss}, n = {n}, α = {alpha:.3g}, K = {k:.3g}, η = {step:.3g}, centred: {centred}"
@@ -108,21 +108,10 @@ class RandomProblem:
         return RandomProblem(model, constants, loss, x, y, unseen, alpha, k, step, centred, words)
 
 
-def _threshold_of_four(model: Studied, loss: Loss, x: Tensor, y: Tensor, constants: Constants) -> float:
+def _threshold_of_four(model: Studied, loss: Loss, x: Tensor, y: Tensor, *, constants: Constants) -> float:
     """Compute the α from which Theorem 2.4 applies, ∞ if it never does."""
     known = over_parameterised(model, loss, x, y, alpha=1.0, centred=True, constants=constants).constants
     return known["‖y*‖"].value / known["C₀"].value if "C₀" in known else math.inf
-
-
-def _threshold_of_five(model: Studied, loss: Loss, x: Tensor, y: Tensor, constants: Constants) -> float:
-    """Compute the α from which Theorem 2.5 applies, up to a factor of 2, or `_LARGEST`."""
-    alpha = 1e-2
-    while (
-        alpha < _LARGEST
-        and not under_parameterised(model, loss, x, y, alpha=alpha, centred=True, constants=constants).applies
-    ):
-        alpha *= 2
-    return alpha
 
 
 def _net(n: int, few: bool, random: torch.Generator) -> tuple[Studied, Constants, Tensor, Tensor, str]:

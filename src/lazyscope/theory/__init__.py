@@ -1,8 +1,16 @@
 """Theorems about a model, as functions that return the proved quantity or a certificate."""
 
 from lazyscope.theory import convex, high_dimension, margin
-from lazyscope.theory.certificate import Certificate, Comparison, Constant, Hypothesis, Measurement, Verdict
-from lazyscope.theory.constant_rank import descent, under_parameterised
+from lazyscope.theory.certificate import (
+    Certificate,
+    Comparison,
+    Constant,
+    Expectation,
+    Hypothesis,
+    Measurement,
+    Verdict,
+)
+from lazyscope.theory.constant_rank import descent, least_scale, under_parameterised
 from lazyscope.theory.constants import (
     Constants,
     GivenConstants,
@@ -13,8 +21,10 @@ from lazyscope.theory.constants import (
 )
 from lazyscope.theory.convergence import Decay, linear_rate, over_parameterised, stability
 from lazyscope.theory.criterion import Descent, RelativeScale
+from lazyscope.theory.flips import flipped_share
 from lazyscope.theory.lazy import finite_horizon, general
 from lazyscope.theory.relative_scale import KinkWarning, relative_scale
+from lazyscope.theory.stochastic import stochastic_descent
 
 __all__ = [
     "Certificate",
@@ -23,6 +33,7 @@ __all__ = [
     "Constants",
     "Decay",
     "Descent",
+    "Expectation",
     "GivenConstants",
     "Hypothesis",
     "KinkWarning",
@@ -36,12 +47,15 @@ __all__ = [
     "convex",
     "descent",
     "finite_horizon",
+    "flipped_share",
     "general",
     "high_dimension",
+    "least_scale",
     "linear_rate",
     "margin",
     "over_parameterised",
     "relative_scale",
     "stability",
+    "stochastic_descent",
     "under_parameterised",
 ]

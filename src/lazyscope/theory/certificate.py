@@ -87,24 +87,27 @@ class Comparison:
     accuracy: Mapping[str, float] = field(default_factory=dict)
     """The numerical error of each quantity, in the unit of the quantity."""
 
-    def upto(self, time: float) -> Tensor:
-        """Select the recorded times t with 0 < t ≤ time.
 
-        Args:
-            time: The last time to select.
+@dataclass(frozen=True)
+class Expectation:
+    """Stochastic gradient descent in expectation, at T times t = ηk."""
 
-        Returns:
-            A Boolean mask over the recorded times.
-        """
-        return (self.times > 0) & (self.times <= time * (1 + 1e-12))
+    times: Float[Tensor, " T"]
+    """The times."""
+    distance: Float[Tensor, " T"]
+    """The mean E[‖w_k - w_∞‖²; w₀, …, w_{k-1} in the ball]."""
+    exits: Float[Tensor, " T"]
+    """The probability that one of w₀, …, w_k is outside the ball."""
+    accuracy: Mapping[str, float] = field(default_factory=dict)
+    """The numerical error of each quantity, in the unit of the quantity."""
 
 
 @dataclass(frozen=True)
 class Bound:
-    """An upper bound on a quantity of a `Comparison` for 0 < t ≤ `until`."""
+    """An upper bound on a measured quantity for 0 < t ≤ `until`."""
 
     quantity: str
-    """The name of the quantity, an attribute of `Comparison`."""
+    """The name of the quantity, an attribute of `Comparison` or `Expectation`."""
     statement: str
     """The bound as a formula."""
     curve: Callable[[Tensor], Tensor]
@@ -118,7 +121,7 @@ class Measurement:
     """A measured quantity and its bound, at the time at which they are closest."""
 
     quantity: str
-    """The name of the quantity, an attribute of `Comparison`."""
+    """The name of the quantity, an attribute of `Comparison` or `Expectation`."""
     statement: str
     """The bound as a formula."""
     time: float
@@ -201,11 +204,11 @@ class Certificate:
         """The quantity measured at that time, NaN if nothing was measured."""
         return self.measurements[0].measured if self.measurements else math.nan
 
-    def against(self, comparison: Comparison) -> Certificate:
-        """Compare the bounds with the measured distances between both flows.
+    def against(self, comparison: Comparison | Expectation) -> Certificate:
+        """Compare the bounds with measured quantities.
 
         Args:
-            comparison: The measured quantities along both flows.
+            comparison: The measured quantities along both flows, or in expectation.
 
         Returns:
             A copy of the certificate with its measurements.
@@ -226,9 +229,9 @@ class Certificate:
         return "\n".join(lines)
 
 
-def _measure(bound: Bound, comparison: Comparison) -> Measurement | None:
+def _measure(bound: Bound, comparison: Comparison | Expectation) -> Measurement | None:
     """Find where a measured quantity is closest to its bound; `None` if nothing was measured before its last time."""
-    chosen = comparison.upto(bound.until)
+    chosen = (comparison.times > 0) & (comparison.times <= bound.until * (1 + 1e-12))
     measured = getattr(comparison, bound.quantity)[chosen]
     if not len(measured) or bool(measured.isnan().any()):
         return None

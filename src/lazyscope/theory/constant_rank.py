@@ -1,6 +1,6 @@
 """Theorem 2.5 with explicit constants, for gradient flow and for gradient descent.
 
-The statements and their proofs are on the page "Theorem 2.5 with numbers" of the documentation. The conventions are
+The statements and their proofs are on the page "Certificates and proofs" of the documentation. The conventions are
 those of `theory.lazy`: norms of outputs are those of F, and R is m-strongly convex and M-smooth.
 """
 
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor, nn
@@ -147,9 +147,9 @@ def descent(
     With the constants of `under_parameterised` and Λ = M(‖Dh(w₀)‖ + rL)² + LG/α, let η < 2/Λ. If Dh(w₀) is injective,
     let q = max(|1 - ημ|, |1 - ηΛ|). If η‖∇F_α(w₀)‖ ≤ r(1 - q), then ‖∇F_α(w_k)‖ ≤ q^k‖∇F_α(w₀)‖, and the other bounds
     of `under_parameterised` hold with sums of powers in place of integrals of exponentials. If Dh(w₀) is surjective,
-    but not injective, let λ = m(σ - rL)² and c = 2ηλ(1 - ηΛ/2). If ρ := (2(R(y(0)) - R(y*))/λ)^½/(α(1 - ηΛ/2)) ≤ r,
-    then R(y) - R(y*) ≤ (1 - c)^k(R(y(0)) - R(y*)), which bounds the residual and the gradient, and the path has length at
-    most ρ. Other ranks are not covered. The bounds are functions of t = ηk, as are the times of a `Trajectory`.
+    but not injective, let λ = m(σ - rL)² and c = 2ηλ(1 - ηΛ/2). If ρ := (2(R(y(0)) - R(y*))/λ)^½/(α(1 - ηΛ/2)) < r,
+    then R(y) - R(y*) ≤ (1 - c)^k(R(y(0)) - R(y*)), which bounds the residual and the gradient, and the path has length
+    at most ρ. Other ranks are not covered. The bounds are functions of t = ηk, as are the times of a `Trajectory`.
 
     Args:
         model: The module, `Model` or other model with tangent coordinates.
@@ -200,6 +200,49 @@ def settled(needed: Callable[[float], float]) -> float:
     return radius
 
 
+def least_scale(
+    model: Studied, loss: Loss, x: Inputs, y: Target, *, constants: Constants | None = None, largest: Number = 1e6
+) -> float:
+    """Find a scale from which Theorem 2.5 applies to a centred model, at most twice the smallest one.
+
+    Args:
+        model: The module, `Model` or other model with tangent coordinates.
+        loss: The loss R, strongly convex with a Lipschitz gradient.
+        x: The inputs of n samples.
+        y: The targets in the form that the loss takes.
+        constants: The Lipschitz constants around w₀. `None` uses `constants_of(model, x)`.
+        largest: The largest scale to try.
+
+    Returns:
+        The scale α, or ∞ if the theorem does not apply up to `largest`.
+    """
+    s = Start.of(model, loss, x, y, 1.0, True, constants)
+    if not (well_conditioned(loss).holds and _rank(s, constant_rank=False).holds):
+        return math.inf
+    alpha = 1e-3
+    while settled(_needed(replace(s, alpha=alpha), loss, Pace(0.0))) == math.inf:  # the start does not depend on α
+        alpha *= 2
+        if alpha > largest:
+            return math.inf
+    return alpha
+
+
+def _steep(s: Start, loss: Loss) -> float:
+    """The bound G on ‖∇R‖ where the loss is at most R(y(0))."""
+    return math.sqrt(2 * loss.smoothness * max(0.0, s.excess))
+
+
+def _needed(s: Start, loss: Loss, pace: Pace) -> Callable[[float], float]:
+    """Return the function from r to the length of the path if the gradient contracts as on the ball of radius r."""
+
+    def needed(radius: float) -> float:
+        ball = Ball.of(s, loss, radius, _steep(s, loss))
+        rate = pace.rate(ball.low, ball.high)
+        return s.gradient / (s.alpha * rate) if ball.low > 0 and rate > 0 else math.inf
+
+    return needed
+
+
 def _rank(s: Start, constant_rank: bool) -> Hypothesis:
     """The hypothesis that rank Dh is constant around w₀."""
     found = s.constants.spectrum
@@ -212,13 +255,7 @@ def _contracting(
     name: str, s: Start, loss: Loss, pace: Pace, radius: Number | None, conditions: list[Hypothesis]
 ) -> Certificate:
     """Bound the path by the contraction of the gradient."""
-    size, steep = s.gradient / s.alpha, math.sqrt(2 * loss.smoothness * max(0.0, s.excess))
-
-    def needed(r: float) -> float:
-        ball = Ball.of(s, loss, r, steep)
-        rate = pace.rate(ball.low, ball.high)
-        return size / rate if ball.low > 0 and rate > 0 else math.inf
-
+    size, steep, needed = s.gradient / s.alpha, _steep(s, loss), _needed(s, loss, pace)
     radius = settled(needed) if radius is None else float(radius)
     # without a radius, the constants of the smallest ball are reported
     ball = Ball.of(s, loss, radius if radius < math.inf else 0.0, steep)
@@ -264,8 +301,7 @@ def _contracting(
 
 def _descending(s: Start, loss: Loss, step: float, radius: Number | None, conditions: list[Hypothesis]) -> Certificate:
     """Bound the path of gradient descent by the decrease of the loss, if Dh(w₀) is surjective."""
-    excess = max(0.0, s.excess)
-    steep = math.sqrt(2 * loss.smoothness * excess)
+    excess, steep = max(0.0, s.excess), _steep(s, loss)
 
     def needed(r: float) -> float:
         ball = Ball.of(s, loss, r, steep)
@@ -278,7 +314,7 @@ def _descending(s: Start, loss: Loss, step: float, radius: Number | None, condit
     growth, margin = loss.strong_convexity * ball.floor**2, 1 - step * ball.high / 2
     told = f"λ = {growth:.3g}, Λ = {ball.high:.3g}"
     told += f", r = {radius:.3g}" if radius < math.inf else ", and no radius r is large enough"
-    conditions = [*conditions, Hypothesis("η < 2/Λ and ρ ≤ r", reach <= radius < math.inf, told)]
+    conditions = [*conditions, Hypothesis("η < 2/Λ and ρ < r", reach < radius < math.inf, told)]
     known = {
         **s.known(ball.radius),
         "λ": Constant(growth, s.constants.kind),
