@@ -87,6 +87,8 @@ def selections(mutants: Sequence[Mutant]) -> list[str]:
 RULES = "tests/model/test_rules.py -k "
 KERNEL = "tests/tangent/test_kernel.py -k "
 BOUNDS = "tests/certify/test_bounds.py"
+CONSTANT_RANK = "tests/certify/test_constant_rank.py -k "
+RANKED = "theory/constant_rank.py"
 LIMIT = "tests/tangent/test_memory_limit.py"
 INTEGRITY = "tests/lab/test_integrity.py -k "
 
@@ -98,6 +100,36 @@ MUTANTS = (
     Mutant("C₂ without M", "theory/lazy.py", "lip**2 * m\n", "lip**2\n", BOUNDS),
     Mutant(
         "unseen points without the half", "theory/lazy.py", "second / 2 * displacement", "second * displacement", BOUNDS
+    ),
+    Mutant("rank: rate without G", RANKED, "* floor**2 - twist", "* floor**2", CONSTANT_RANK + "half"),
+    Mutant("rank: weights without G", RANKED, "steep / s.alpha + loss", "loss", CONSTANT_RANK + "half"),
+    Mutant(
+        "rank: steps contract by μ alone",
+        RANKED,
+        "max(abs(1 - self.step * low), abs(1 - self.step * high))",
+        "abs(1 - self.step * low)",
+        CONSTANT_RANK + "smoothness",
+    ),
+    Mutant(
+        "rank: deficient counts as constant",
+        RANKED,
+        "(full or constant_rank)",
+        "True",
+        CONSTANT_RANK + "deficient",
+    ),
+    Mutant(
+        "rank: a quarter of the noise",
+        "theory/stochastic.py",
+        "noise = 4 * steepest**2",
+        "noise = steepest**2",
+        CONSTANT_RANK + "noise",
+    ),
+    Mutant(
+        "rank: flips with the radius for its square",
+        "theory/flips.py",
+        "float(radius) ** 2 * (1",
+        "float(radius) * (1",
+        CONSTANT_RANK + "flipped",
     ),
     # ── kernels ──
     Mutant(
