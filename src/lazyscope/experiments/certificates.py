@@ -190,7 +190,7 @@ def claims(trials: Trials) -> list[Claim]:
         found.append(
             Claim(
                 f"{name}: never violated on {len(random)} random problems, and it applies to some of them",
-                "supplement, A.3 and B",
+                "documentation, proofs" if name in ("Theorem 2.5", "Gradient descent") else "supplement, A.3 and B",
                 f"applies to {len(used)} of {len(every)}; measured/bound is at most {worst:.3f}",
                 len(used) > 0 and worst <= 1,
             )
@@ -220,7 +220,7 @@ def claims(trials: Trials) -> list[Claim]:
         Claim("its rate tends to that of the tangent model (within 5 %)", "Thm 2.5", f"{drift:.2%} off", drift <= 0.05),
         Claim(
             "at the largest α, Theorem 2.5 with its constants and gradient descent apply, and their bounds hold",
-            "Thm 2.5; documentation",
+            "Thm 2.5; documentation, proofs",
             f"{', '.join(sorted(verdicts))}; measured/bound is at most {closest:.2f}",
             verdicts == {"holds"} and closest <= 1,
         ),
