@@ -144,6 +144,7 @@ def few() -> tuple[TwoLayer, Tensor, Tensor]:
     return net, nn.functional.normalize(draw(2, 8, 2), dim=1), draw(3, 8)
 
 
+@pytest.mark.slow
 def test_a_flow_with_few_parameters() -> None:
     net, x, y = few()
     alpha = 1.5 * least_scale(net, Square(), x, y)
@@ -168,6 +169,7 @@ def test_rank_deficient_nets_are_outside_the_hypotheses() -> None:
     assert least_scale(net.symmetrised(), Square(), x, y) == math.inf
 
 
+@pytest.mark.slow
 def test_a_constant_rank_that_is_known() -> None:
     """The weights of h(w) = g(Aw) have directions without effect, and its rank is constant."""
     matrix, square = draw(0, 1, 3), draw(1, 4)
