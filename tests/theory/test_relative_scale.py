@@ -40,7 +40,7 @@ def dense_norm(form: SecondDerivative, seed: int = 1) -> float:
 
 
 @given(SEEDS)
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=10, deadline=None)
 def test_linear_maps_have_no_curvature(seed: int) -> None:
     model = Model(lambda w, x: x @ w["w"], {"w": draw(seed, 4)})
     x, y = draw(seed + 1, 6, 4), draw(seed + 2, 6)
@@ -51,7 +51,7 @@ def test_linear_maps_have_no_curvature(seed: int) -> None:
 
 
 @given(SEEDS, st.integers(1, 7))
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=7, deadline=None)
 def test_quadratic_forms(seed: int, p: int) -> None:
     """For h(w) = ½wᵀAw on one point, ‖D²h‖ = max|λ(A)| and ‖Dh‖ = |Aw₀|."""
     form = draw(seed, p, p)
@@ -66,7 +66,7 @@ def test_quadratic_forms(seed: int, p: int) -> None:
 
 
 @given(SEEDS, st.integers(1, 5))
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=7, deadline=None)
 def test_products(seed: int, d: int) -> None:
     """For h(a, b) = a(b·x), D²h(u, u) = 2u_a(u_b·x) has the norm λ_max(C)^½ with C = (1/n) Σ xxᵀ."""
     x, a, b = draw(seed, 8, d), draw(seed + 1, 1), draw(seed + 2, d)
@@ -79,7 +79,7 @@ def test_products(seed: int, d: int) -> None:
 
 
 @given(SEEDS, ACTIVATIONS, st.integers(1, 3), st.integers(1, 3), st.integers(1, 4))
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=6, deadline=None)
 def test_two_layer_blocks_agree_with_the_dense_tensor(seed: int, activation: object, m: int, d: int, n: int) -> None:
     net = TwoLayer.gaussian(m, d, [seed], activation=activation)[0].to(torch.float64)  # type: ignore[arg-type]
     x, y = draw(seed, n, d), draw(seed + 1, n)
@@ -146,7 +146,7 @@ def test_relu_says_what_it_means() -> None:
 
 
 @given(SEEDS, st.floats(0.01, 100))
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=10, deadline=None)
 @pytest.mark.slow
 def test_laws_of_scaling(seed: int, factor: float) -> None:
     """The methods of the result agree with the models that they describe."""

@@ -16,18 +16,12 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from lazyscope.ambient import full_precision
 from lazyscope.linalg.finite import check_finite
 from lazyscope.linalg.operator import Operator
+from lazyscope.linalg.rows import Rows
 
 BASIS_MEMORY = {"cpu": 4 << 30, "cuda": 64 << 30}
 """The default number of bytes for the bases; half of the free memory if that is less."""
-
-_BLOCK = 16
-"""The number of vectors that are stored in one tensor."""
-
-_COLUMNS = 1 << 20
-"""The number of columns that are rotated at a time."""
 
 _QUADRATURE = 4000
 """The number of intervals on which a defect is integrated over time."""
@@ -130,74 +124,6 @@ class Projection:
         return (self.sizes * -torch.expm1(-rates * time) / rates).masked_fill(null, 0.0)
 
 
-class _Rows:
-    """Orthonormal vectors of one length, in blocks, so that another vector does not copy those before it."""
-
-    def __init__(self, length: int, dtype: torch.dtype, device: torch.device) -> None:
-        self._length, self._dtype, self._device = length, dtype, device
-        self._blocks: list[Tensor] = []
-        self.count = 0
-
-    def append(self, vector: Tensor) -> None:
-        if self.count == len(self._blocks) * _BLOCK:
-            self._blocks.append(torch.zeros(_BLOCK, self._length, dtype=self._dtype, device=self._device))
-        self._blocks[-1][self.count % _BLOCK] = vector
-        self.count += 1
-
-    def _parts(self) -> list[Tensor]:
-        return [block[: self.count - at * _BLOCK] for at, block in enumerate(self._blocks)]
-
-    def coefficients(self, vector: Tensor) -> Tensor:
-        """Compute the inner products with a vector, in float64 on the CPU."""
-        parts = [(rows @ vector.to(rows.dtype)).double() for rows in self._parts()]
-        return torch.cat([vector.new_zeros(0, dtype=torch.float64), *parts]).cpu()
-
-    def orthogonalise(self, vector: Tensor) -> tuple[Tensor, Tensor]:
-        """Subtract the projection of a vector, and return its coefficients too."""
-        total = torch.zeros(self.count, dtype=torch.float64, device="cpu")
-        with full_precision:
-            for _ in range(2):  # once leaves what rounding has left
-                parts = []
-                for rows in self._parts():
-                    parts.append(rows @ vector)
-                    vector = vector - rows.T @ parts[-1]
-                total += torch.cat([vector.new_zeros(0), *parts]).double().cpu()
-        return vector, total
-
-    def combine(self, coefficients: Tensor) -> Tensor:
-        """Compute a linear combination, in float64."""
-        total = torch.zeros(self._length, dtype=torch.float64, device=self._device)
-        parts = self._parts()
-        for rows, some in zip(parts, coefficients.to(total).split(_BLOCK) if parts else [], strict=True):
-            for row, each in zip(rows, some, strict=True):  # one at a time, so that no block is copied to float64
-                total += each * row
-        return total
-
-    def rotate(self, turn: Tensor) -> None:
-        """Replace the vectors by combinations of them, the rows of `turn`, without storing both."""
-        turn, parts = turn.to(self._device, self._dtype), self._parts()
-        with full_precision:
-            for first in range(0, self._length if parts else 0, _COLUMNS):
-                there = slice(first, first + _COLUMNS)
-                turned = turn @ torch.cat([rows[:, there] for rows in parts])
-                for block, rows in zip(self._blocks, turned.split(_BLOCK), strict=False):
-                    block[: len(rows), there] = rows
-        self.count = len(turn)
-        self._blocks = self._blocks[: -(-self.count // _BLOCK)]
-
-    def stacked(self) -> Tensor:
-        return torch.cat([torch.zeros(0, self._length, dtype=self._dtype, device=self._device), *self._parts()])
-
-    def restore(self, rows: Tensor) -> None:
-        self._blocks, self.count = [], 0
-        for row in rows:
-            self.append(row)
-
-    @property
-    def memory(self) -> int:
-        return sum(rows.numel() * rows.element_size() for rows in self._parts())
-
-
 class Krylov:
     """The Krylov space of AᵀA from Aᵀb, extended by one product with A and one with its transpose at a time.
 
@@ -212,8 +138,8 @@ class Krylov:
     def __init__(self, operator: Operator, b: Float[Tensor, " rows"]) -> None:
         self.operator = operator
         rows, columns = operator.shape
-        self._left = _Rows(rows, operator.dtype, operator.device)
-        self._right = _Rows(columns, operator.dtype, operator.device)
+        self._left = Rows(rows, operator.dtype, operator.device)
+        self._right = Rows(columns, operator.dtype, operator.device)
         self._matrix = torch.zeros(0, 0, dtype=torch.float64, device="cpu")
         self._b, self._start = b, torch.zeros(columns, dtype=torch.float64, device=operator.device)
         self._next: Tensor | None = None
