@@ -16,7 +16,7 @@ import torch
 from tests.model import zoo
 from torch import Tensor, nn
 
-from lazyscope import Linearised, Model, Scaled, Symmetrised
+from lazyscope import Linearised, Model, Scaled, Symmetrised, tangent_kernel
 from lazyscope.errors import ModelError, ScaleError
 
 OPTIMISERS: dict[str, Callable[..., torch.optim.Optimizer]] = {
@@ -206,3 +206,14 @@ def test_printing_says_the_scale() -> None:
     net, _ = zoo.build("relu")
     assert "alpha=100" in repr(Scaled(net, 100.0))
     assert "8" in repr(Model(nn.Linear(3, 2)))
+
+
+@pytest.mark.parametrize("make", [lambda net: Scaled(net, 10.0), Linearised])
+def test_transforms_of_a_model_are_not_models(make: Callable[[nn.Module], Scaled | Linearised]) -> None:
+    net, x = zoo.build("tanh")
+    lazy = make(net)
+    with pytest.raises(ModelError, match="model_now"):
+        tangent_kernel(lazy, x)
+    with pytest.raises(ModelError, match="model_now"):
+        tangent_kernel(nn.Sequential(lazy, nn.Tanh()), x)
+    torch.testing.assert_close(tangent_kernel(lazy.model_now(), x), tangent_kernel(net, x))

@@ -106,6 +106,12 @@ class Model(Studied):
                 raise ModelError(
                     "A module brings its own parameters; pass Model(net), or a function with Model(f, params)."
                 )
+            lazy = next((type(part).__name__ for part in function.modules() if hasattr(part, "model_now")), None)
+            if lazy is not None:
+                raise ModelError(
+                    f"{lazy} is made from a model, and its parameters are displacements; pass `net.model_now()` for the"
+                    " model at its start, or `net.model_now().at(net.weights())` at its present weights."
+                )
             with torch.inference_mode(False):
                 self._forward, self.params, self.state = from_module(function, output)
         elif params is None:
