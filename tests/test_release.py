@@ -133,7 +133,8 @@ def test_the_files_can_be_uploaded(built: Path) -> None:
     assert run(sys.executable, "-m", "twine", "check", "--strict", *built.iterdir(), cwd=built).count("PASSED") == 2
 
 
-@pytest.mark.parametrize("extra", ["", *(pytest.param(each, marks=pytest.mark.slow) for each in EXTRAS)])
+@pytest.mark.slow
+@pytest.mark.parametrize("extra", ["", *EXTRAS])
 def test_an_environment_with_what_is_declared(extra: str, built: Path, tmp_path: Path) -> None:
     folder = environment(tmp_path, built, extra)
     run(folder / "python", "-c", PROGRAMS[extra], cwd=tmp_path)

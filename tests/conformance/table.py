@@ -35,11 +35,10 @@ SINGLE = 1e-5
 
 
 ALL = frozenset(ENTRIES)
-QUICK = ALL - {"spectrum", "relative_scale", "gradient_flow", "inspect"}
 CORE = frozenset({"Model", "Scaled", "Linearised", "tangent_kernel"})
 NEVER: frozenset[str] = frozenset()
-"""The sets of entry points that an ordinary test run checks for a row: all of them, those that are fast, the most
-important ones (for models that take seconds to trace), or none. With LAZYSCOPE_SLOW=1 every cell is checked."""
+"""The sets of entry points that an ordinary test run checks for a row: all of them, the most important ones, or none
+(for variants of models that take seconds to trace). With LAZYSCOPE_SLOW=1 every cell is checked."""
 
 
 @dataclass(frozen=True)
@@ -51,7 +50,7 @@ class Row:
     draw: Callable[[], Subject]
     tolerance: float = EXACT
     refused: Mapping[str, str] = field(default_factory=dict)
-    often: Set[str] = QUICK
+    often: Set[str] = CORE
 
     def make(self) -> Subject:
         """Build the model and its inputs. The result is equal for every call."""

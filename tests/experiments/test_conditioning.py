@@ -58,7 +58,7 @@ def test_the_best_polynomial_is_the_best() -> None:
         assert other[0] == pytest.approx(1.0)
 
 
-@pytest.mark.parametrize("method", ["momentum", "Krylov"])
+@pytest.mark.parametrize("method", [pytest.param("momentum", marks=pytest.mark.slow), "Krylov"])
 def test_the_spectrum_predicts_a_method(method: str) -> None:
     setting = "small VGG on digits"
     points: list[Params] = [

@@ -85,6 +85,7 @@ def test_linear_flow_of_one_sample_is_known() -> None:
     torch.testing.assert_close(path.log_time, expected, rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("loss", LOSSES, ids=lambda loss: type(loss).__name__)
 def test_linear_direction_goes_to_the_svm_like_one_over_log_t(loss: Loss) -> None:
     members = [separable(seed) for seed in range(3)]

@@ -99,6 +99,7 @@ def test_checkpointed_models_keep_less() -> None:
     assert kept(True) < 0.5 * kept(False)
 
 
+@pytest.mark.slow
 def test_blocks_that_are_compiled_apart_give_the_same_values_and_gradients() -> None:
     # In a separate process, as the run-time type checks of the test suite cannot be compiled.
     script = """
@@ -146,6 +147,7 @@ def test_blocks_that_are_compiled_apart_give_the_same_values_and_gradients() -> 
     assert done.stdout.strip().endswith("same"), done.stderr[-2000:]
 
 
+@pytest.mark.slow
 def test_training_in_two_processes_with_whole_and_with_sharded_parameters(tmp_path: Path) -> None:
     script = """
         import os, sys, torch

@@ -11,7 +11,9 @@ from tests.model import zoo
 from lazyscope import Linearised, Model, Scaled
 
 
-@pytest.mark.parametrize("name", zoo.NETS)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=pytest.mark.slow if name == "resnet18" else ()) for name in zoo.NETS]
+)
 def test_float32_increments_equal_the_float64_formula(name: str) -> None:
     net, x = zoo.build(name)
     model = Model(net)

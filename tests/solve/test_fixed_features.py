@@ -59,6 +59,7 @@ def test_scattering(split: Split) -> None:
     assert found.train > 0.99
 
 
+@pytest.mark.slow
 def test_scattering_of_grey_images_is_that_of_three_equal_colours(split: Split) -> None:
     pytest.importorskip(KYMATIO, reason="kymatio is not installed")
     x, y, x_test, y_test = split

@@ -120,7 +120,7 @@ def test_a_product_reads_half_of_the_kernel_one_tile_at_a_time(tiles: KernelTile
     assert max(watched.read) == (tiles.tile, tiles.tile, OUTPUTS, OUTPUTS)
 
 
-@pytest.mark.parametrize("sets", [None, 4], ids=["one set", "four sets"])
+@pytest.mark.parametrize("sets", [pytest.param(None, marks=pytest.mark.slow), 4], ids=["one set", "four sets"])
 def test_regression_is_that_of_the_dense_twin(tiles: KernelTiles, sets: int | None) -> None:
     shape = (POINTS, OUTPUTS) if sets is None else (POINTS, OUTPUTS, sets)
     y = 5 + torch.randn(shape, generator=torch.Generator().manual_seed(2), dtype=torch.float64)

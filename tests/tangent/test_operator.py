@@ -33,7 +33,7 @@ def cases(draw: st.DrawFn) -> tuple[Model, torch.Tensor, int]:
     return Model(net).double(), x.double(), draw(st.integers(1, 7))
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=15, deadline=None)
 @given(case=cases())
 def test_products_are_those_of_the_dense_twin(case: tuple[Model, torch.Tensor, int]) -> None:
     model, x, batch = case
