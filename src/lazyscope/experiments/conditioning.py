@@ -23,6 +23,7 @@ from lazyscope.experiments.cnn_scale import square
 from lazyscope.flow.precision import TF32
 from lazyscope.flow.training import Recipe, compiled, eager, evaluate, train
 from lazyscope.lab.experiment import Claim, Experiment, Params, Result, Trials
+from lazyscope.lab.scratch import checkpoint
 from lazyscope.lab.style import BLACK, COLOURS, panels
 from lazyscope.linalg.krylov import Krylov
 from lazyscope.linalg.operator import Dense
@@ -58,7 +59,7 @@ class Setting:
 SETTINGS = {
     "VGG-11 on CIFAR-10": Setting(VGG11, lambda: cifar10.images("train"), 100, 160, 2000, 1000),
     "small VGG on digits": Setting(
-        (12, "pool", 24, "pool", 48, 48, "pool"), lambda: digits.images(seed=0)[:256], 30, 60, 256, 128
+        (12, "pool", 24, "pool", 48, 48, "pool"), lambda: digits.images(seed=0)[:192], 25, 45, 192, 128
     ),
 }
 
@@ -162,7 +163,7 @@ BATCH = 64
 
 def _sgd(problem: _Problem, setting: Setting, device: torch.device) -> list[tuple[float, float]]:
     """SGD without momentum with the step size of gradient descent, one step for each batch instead of each pass."""
-    images, measured = problem.images, [problem.measure(0 * problem.target)]
+    images = problem.images
     step = len(images) / float(problem.krylov(PROBE).project().sizes[0] ** 2)
     net = Scaled(problem.model, float("inf"))
     recipe = Recipe(
@@ -176,11 +177,12 @@ def _sgd(problem: _Problem, setting: Setting, device: torch.device) -> list[tupl
 
     def watch(now: nn.Module) -> dict[str, float]:
         loss, hits = evaluate(now, square, x, y, size=setting.size)
-        measured.append((loss * CLASSES, hits))
-        return {}
+        return {"loss": loss * CLASSES, "hits": hits}
 
-    train(net, square, Batches(images, BATCH, seed=0), recipe, watch=watch)
-    return measured
+    with checkpoint() as file:
+        trained = train(net, square, Batches(images, BATCH, seed=0), recipe, watch=watch, checkpoint=file)
+    watched = trained.history.watched
+    return [problem.measure(0 * problem.target), *zip(watched["loss"], watched["hits"], strict=True)]
 
 
 def _variant(point: Params, setting: Setting, device: torch.device) -> Result:
