@@ -233,11 +233,39 @@ def test_rough_products_still_give_the_best_solution_in_their_space() -> None:
         projection = krylov.project()
         v = krylov.combine(projection.solution(0.0))
         left_over.append(float((b - matrix @ v).norm() / b.norm()))
-        images = matrix @ krylov.state()["right"].T
+        images = matrix @ torch.cat(krylov.state()["right"]).T
         best = images @ torch.linalg.lstsq(images, b[:, None], driver="gelsd").solution[:, 0]
         assert left_over[-1] == pytest.approx(float((b - best).norm() / b.norm()), rel=1e-6)
     assert all(late <= early * (1 + 1e-9) for early, late in itertools.pairwise(left_over))
     assert left_over[-1] < 0.5
+
+
+def test_products_in_bfloat16_are_corrected_up_to_their_precision() -> None:
+    """The outputs are those of the exact model at the v found; v is the best of a space of rounded vectors."""
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(20, 64), nn.ReLU(), nn.Linear(64, 3))
+    x, y = (t.float() for t in data(100, 20, 3, 0))
+    rough = tangent.tangent_solve(net, x, y, centred=True, rounded=torch.bfloat16, iterations=40)
+    exact = tangent.tangent_solve(net, x, y, centred=True, iterations=40)
+    assert rough.memory == 40 * (300 * 4 + rough._problem.jacobian.shape[1] * 2)
+    assert exact.memory == 40 * (300 * 4 + rough._problem.jacobian.shape[1] * 4)
+    total = float(y.square().sum()) / 200
+    missed, best = math.sqrt(rough.loss / total), math.sqrt(exact.loss / total)
+    assert best <= missed <= best + 5 * torch.finfo(torch.bfloat16).eps
+    dense = Model(net).double().jacobian(x.double()) @ flat(rough.v).double()
+    assert (rough.outputs.flatten() - dense).norm() <= 1e-5 * dense.norm()
+    basis = torch.cat(rough._krylov.state()["right"]).double()  # type: ignore[union-attr]
+    assert (basis @ basis.T - torch.eye(40, dtype=torch.float64)).abs().max() <= 5e-3
+
+
+def test_fewer_iterations_give_the_flow_of_a_smaller_space() -> None:
+    model, (x, y) = network(4, 16, 2, 0), data(20, 4, 2, 0)
+    large, small = (tangent.tangent_solve(model, x, y, iterations=m, tolerance=0.0) for m in (12, 7))
+    for one, other in zip(large.flow(TIMES[:5], iterations=7).v, small.flow(TIMES[:5]).v, strict=True):
+        assert torch.allclose(flat(one), flat(other), atol=1e-10)
+    assert torch.allclose(large.flow(TIMES[:5], iterations=7).error, small.flow(TIMES[:5]).error, rtol=1e-6, atol=1e-12)
+    with pytest.raises(InputError, match="There are 12 iterations"):
+        large.flow(TIMES, iterations=13)
 
 
 def test_the_last_direction_speeds_up_a_restarted_iteration() -> None:

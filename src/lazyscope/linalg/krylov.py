@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from jaxtyping import Float
@@ -133,13 +134,15 @@ class Krylov:
     Args:
         operator: The operator A, of any shape.
         b: The right-hand side b, in float64.
+        stored: The dtype of the basis V. `None` uses that of the operator. Rounded vectors span another space, whose
+            image is the one that is measured.
     """
 
-    def __init__(self, operator: Operator, b: Float[Tensor, " rows"]) -> None:
+    def __init__(self, operator: Operator, b: Float[Tensor, " rows"], stored: torch.dtype | None = None) -> None:
         self.operator = operator
         rows, columns = operator.shape
         self._left = Rows(rows, operator.dtype, operator.device)
-        self._right = Rows(columns, operator.dtype, operator.device)
+        self._right = Rows(columns, stored or operator.dtype, operator.device)
         self._matrix = torch.zeros(0, 0, dtype=torch.float64, device="cpu")
         self._b, self._start = b, torch.zeros(columns, dtype=torch.float64, device=operator.device)
         self._next: Tensor | None = None
@@ -178,10 +181,9 @@ class Krylov:
 
     def extend(self) -> None:
         """Add one dimension, by one product with the operator and one with its transpose."""
-        v = self._next
-        if v is None:
+        if self._next is None:
             return
-        self._right.append(v)
+        v = self._right.append(self._next)
         image = check_finite(self.operator.matvec(v), "A product with the operator")
         size = float(image.double().norm())
         rest, column = self._left.orthogonalise(image)
@@ -198,25 +200,33 @@ class Krylov:
         self._left.append(rest / length)
         self._continue(self._pull(rest / length))
 
-    def project(self) -> Projection:
-        """Return the small matrix of the space by its singular values."""
-        left, sizes, right = torch.linalg.svd(self._matrix)
-        noise = 4 * math.sqrt(max(1, self.size)) * torch.finfo(self.operator.dtype).eps
+    def project(self, size: int | None = None) -> Projection:
+        """Return the small matrix of the space by its singular values.
+
+        Args:
+            size: The number of dimensions that are used, at most that of the space. `None` uses all.
+
+        Returns:
+            The matrix, with what couples the space to the rest.
+        """
+        size = self.size if size is None else size
+        left, sizes, right = torch.linalg.svd(self._matrix[:size, :size])
+        noise = 4 * math.sqrt(max(1, size)) * torch.finfo(self.operator.dtype).eps
         return Projection(
             left,
             sizes,
             right,
-            self._left.coefficients(self._b),
-            self._right.coefficients(self._start),
-            self._ahead,
-            noise * float(sizes.max()) if self.size else 0.0,
+            self._left.coefficients(self._b)[:size],
+            self._right.coefficients(self._start)[:size],
+            self._ahead if size == self.size else float(self._matrix[size - 1, size].abs()),
+            noise * float(sizes.max()) if size else 0.0,
         )
 
     def combine(self, coefficients: Float[Tensor, " m"]) -> Float[Tensor, " columns"]:
         """Compute the vector with given coefficients in the basis V.
 
         Args:
-            coefficients: The coefficients, one for each vector of the basis.
+            coefficients: The coefficients of the first vectors of the basis.
 
         Returns:
             The vector, in float64.
@@ -262,14 +272,14 @@ class Krylov:
         self._b, self._start = b, start
         self._continue(gradient.to(self.operator.dtype))
 
-    def state(self) -> dict[str, Tensor]:
+    def state(self) -> dict[str, Any]:
         """Return what `restore` needs to continue with the same bits."""
         following = self._b.new_empty(0) if self._next is None else self._next
         numbers = torch.tensor([self._ahead, self.speed], dtype=torch.float64, device="cpu")
-        vectors = {"left": self._left.stacked(), "right": self._right.stacked(), "next": following}
+        vectors = {"left": self._left.parts(), "right": self._right.parts(), "next": following}
         return {**vectors, "matrix": self._matrix, "b": self._b, "start": self._start, "numbers": numbers}
 
-    def restore(self, state: dict[str, Tensor]) -> None:
+    def restore(self, state: dict[str, Any]) -> None:
         """Continue from the state of another process.
 
         Args:

@@ -20,7 +20,8 @@ _COLUMNS = 1 << 20
 class Rows:
     """Orthonormal vectors of one length, as the rows of a matrix that grows.
 
-    They are stored in blocks, so that another vector does not copy those before it.
+    They are stored in blocks, so that another vector does not copy those before it. In a dtype of low precision they
+    are rounded when they are stored, and all sums are computed in float32.
 
     Args:
         length: The length of the vectors.
@@ -31,22 +32,25 @@ class Rows:
     def __init__(self, length: int, dtype: torch.dtype, device: torch.device) -> None:
         self._length, self._dtype, self._device = length, dtype, device
         self._each = max(1, min(_BLOCK, _BYTES // max(1, length * dtype.itemsize)))
+        self._working = torch.promote_types(dtype, torch.float32)
         self._blocks: list[Tensor] = []
         self.count = 0
 
-    def append(self, vector: Tensor) -> None:
+    def append(self, vector: Tensor) -> Tensor:
         """Add a vector.
 
         Args:
             vector: The vector, which is orthogonal to the others.
+
+        Returns:
+            The vector as it is stored, in its own dtype.
         """
         if self.count == len(self._blocks) * self._each:
             self._blocks.append(torch.zeros(self._each, self._length, dtype=self._dtype, device=self._device))
-        self._blocks[-1][self.count % self._each] = vector
+        row = self._blocks[-1][self.count % self._each]
+        row.copy_(vector)
         self.count += 1
-
-    def _parts(self) -> list[Tensor]:
-        return [block[: self.count - at * self._each] for at, block in enumerate(self._blocks)]
+        return row.to(vector.dtype)
 
     def coefficients(self, vector: Tensor) -> Tensor:
         """Compute the inner products with a vector.
@@ -57,15 +61,16 @@ class Rows:
         Returns:
             The inner products, in float64 on the CPU.
         """
+        vector = vector.to(self._working)
         with full_precision:
-            parts = [(rows @ vector.to(rows.dtype)).double() for rows in self._parts()]
+            parts = [(rows.to(self._working) @ vector).double() for rows in self.parts()]
         return torch.cat([vector.new_zeros(0, dtype=torch.float64), *parts]).cpu()
 
     def orthogonalise(self, vector: Tensor) -> tuple[Tensor, Tensor]:
         """Subtract the projection of a vector.
 
         Args:
-            vector: The vector, in the dtype of the others.
+            vector: The vector.
 
         Returns:
             What is left of the vector, and the coefficients of the projection, in float64 on the CPU.
@@ -74,7 +79,8 @@ class Rows:
         with full_precision:
             for _ in range(2):  # once leaves what rounding has left
                 parts = []
-                for rows in self._parts():
+                for stored in self.parts():
+                    rows = stored.to(vector.dtype)
                     parts.append(rows @ vector)
                     vector = vector - rows.T @ parts[-1]
                 total += torch.cat([vector.new_zeros(0), *parts]).double().cpu()
@@ -84,16 +90,15 @@ class Rows:
         """Compute a linear combination.
 
         Args:
-            coefficients: The coefficients, one for each vector.
+            coefficients: The coefficients of the first vectors.
 
         Returns:
             The combination, in float64.
         """
         total = torch.zeros(self._length, dtype=torch.float64, device=self._device)
-        parts = self._parts()
-        for rows, some in zip(parts, coefficients.to(total).split(self._each) if parts else [], strict=True):
-            for row, each in zip(rows, some, strict=True):  # one at a time, so that no block is copied to float64
-                total += each * row
+        rows = (row for part in self.parts() for row in part)
+        for row, each in zip(rows, coefficients.tolist(), strict=False):  # one at a time, so that no block is copied
+            total.add_(row, alpha=each)
         return total
 
     def rotate(self, turn: Tensor) -> None:
@@ -102,31 +107,32 @@ class Rows:
         Args:
             turn: The coefficients of the combinations as rows, which are orthonormal.
         """
-        turn, parts = turn.to(self._device, self._dtype), self._parts()
+        turn, parts = turn.to(self._device, self._working), self.parts()
         with full_precision:
             for first in range(0, self._length if parts else 0, _COLUMNS):
                 there = slice(first, first + _COLUMNS)
-                turned = turn @ torch.cat([rows[:, there] for rows in parts])
+                turned = turn @ torch.cat([rows[:, there] for rows in parts]).to(self._working)
                 for block, rows in zip(self._blocks, turned.split(self._each), strict=False):
                     block[: len(rows), there] = rows
         self.count = len(turn)
         self._blocks = self._blocks[: -(-self.count // self._each)]
 
-    def stacked(self) -> Tensor:
-        """Return all vectors as the rows of one tensor."""
-        return torch.cat([torch.zeros(0, self._length, dtype=self._dtype, device=self._device), *self._parts()])
+    def parts(self) -> list[Tensor]:
+        """Return all vectors as the rows of several tensors, without copying them."""
+        return [block[: self.count - at * self._each] for at, block in enumerate(self._blocks)]
 
-    def restore(self, rows: Tensor) -> None:
+    def restore(self, parts: list[Tensor]) -> None:
         """Replace all vectors.
 
         Args:
-            rows: The new vectors, as `stacked` returns them.
+            parts: The new vectors, as `parts` returns them.
         """
         self._blocks, self.count = [], 0
-        for row in rows:
-            self.append(row)
+        for rows in parts:
+            for row in rows:
+                self.append(row)
 
     @property
     def memory(self) -> int:
         """The number of bytes that the vectors take."""
-        return sum(rows.numel() * rows.element_size() for rows in self._parts())
+        return sum(rows.numel() * rows.element_size() for rows in self.parts())

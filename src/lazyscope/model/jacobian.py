@@ -17,7 +17,7 @@ from lazyscope.ambient import derivatives, forward_mode
 from lazyscope.errors import InputError, LazyscopeError, ModelError
 from lazyscope.linalg.bilinear import Bilinear, DenseBilinear
 from lazyscope.linalg.operator import Operator
-from lazyscope.model.base import Model, check_inputs, flatten, unflatten
+from lazyscope.model.base import Model, cast, check_inputs, flatten, unflatten
 from lazyscope.model.increment import Captured, Scale, capture
 from lazyscope.model.samples import check_independent
 
@@ -80,6 +80,8 @@ class JacobianOperator(Operator):
         x: The inputs of n points, or batches of them.
         batch: The number of points that are processed at a time. It must be at least n for a model whose outputs
             depend on other points of the batch.
+        rounded: The dtype in which the model is evaluated and differentiated, such as `torch.bfloat16`. Sums over
+            batches and the results of products keep the dtype of the model. `None` uses the dtype of the model.
 
     Raises:
         InputError: If the tensors of x do not have the same length, or are not finite.
@@ -87,7 +89,9 @@ class JacobianOperator(Operator):
             would be split into batches.
     """
 
-    def __init__(self, model: Model | nn.Module, x: Inputs | Batches, *, batch: int = 128) -> None:
+    def __init__(
+        self, model: Model | nn.Module, x: Inputs | Batches, *, batch: int = 128, rounded: torch.dtype | None = None
+    ) -> None:
         model = Model.of(model)
         self.model, self.batches = model, x if isinstance(x, Batches) else Batches(x, batch)
         first = next(iter(self.batches))
@@ -112,6 +116,17 @@ class JacobianOperator(Operator):
         self.n, self.k = self.batches.n, out.numel() // points
         self.shape = (self.n * self.k, model.n_params)
         self.dtype, self.device = out.dtype, out.device
+        self._rounded = rounded
+        self._evaluated = model if rounded is None else model.to(rounded)
+
+    def _parts(self) -> Iterator[Inputs]:
+        """Return the batches in the dtype in which the model is evaluated."""
+        for x in self.batches:
+            if self._rounded is None:
+                yield x
+            else:
+                keys, leaves = flatten(x)
+                yield unflatten(keys, [cast(leaf, self._rounded) for leaf in leaves])
 
     def push_forward(self, v: Params) -> Float[Tensor, " rows"]:
         """Compute Jv.
@@ -122,15 +137,15 @@ class JacobianOperator(Operator):
         Returns:
             The product, one number for each output of each point.
         """
-        model, parts = self.model, []
-        for x in self.batches:
+        model, parts = self._evaluated, []
+        for x in self._parts():
             captured = self._graph(x)
             program = model.program(captured)
             with torch.no_grad(), _plain_precision(self.device):
                 values = program.base(*model.params.values(), *model.state.values(), *flatten(x)[1])
-                moves = [v[name] for name in model.params]
+                moves = [v[name].to(w) for name, w in model.params.items()]
                 parts.append(program.increment(Scale.of(math.inf), moves, values).flatten())
-        return torch.cat(parts)
+        return torch.cat(parts).to(self.dtype)
 
     def pull_back(self, u: Float[Tensor, " rows"]) -> dict[str, Tensor]:
         """Compute Jᵀu, the gradient of the weighted sum uᵀh(w₀).
@@ -141,14 +156,14 @@ class JacobianOperator(Operator):
         Returns:
             The product, by parameter name.
         """
-        model, at = self.model, 0
-        total = {name: torch.zeros_like(w) for name, w in model.params.items()}
-        for x in self.batches:
+        model, at = self._evaluated, 0
+        total = {name: torch.zeros_like(w) for name, w in self.model.params.items()}
+        for x in self._parts():
             captured = self._graph(x)
             with derivatives(), _plain_precision(self.device):
                 leaves = [w.detach().requires_grad_() for w in model.params.values()]
                 out = captured.module(*leaves, *model.state.values(), *flatten(x)[1])
-                weights = u[at : at + out.numel()].view_as(out)
+                weights = u[at : at + out.numel()].to(out.dtype).view_as(out)
                 gradients = torch.autograd.grad(out, leaves, weights, allow_unused=True)
             at += out.numel()
             for name, g in zip(total, gradients, strict=True):
@@ -168,7 +183,7 @@ class JacobianOperator(Operator):
         return {name: piece.to(self.model.params[name]) for name, piece in _named(self.model, v).items()}
 
     def _graph(self, x: Inputs) -> Captured:
-        captured = self.model.graph(self.model.params, self.model.state, x)
+        captured = self._evaluated.graph(self._evaluated.params, self._evaluated.state, x)
         captured.check_limit()
         return captured
 

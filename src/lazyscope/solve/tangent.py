@@ -10,8 +10,10 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any, final
 
@@ -52,6 +54,7 @@ def tangent_solve(
     tolerance: float | None = None,
     iterations: int | None = None,
     batch: int = 128,
+    rounded: torch.dtype | None = None,
     memory: Memory | None = None,
     checkpoint: Path | str | None = None,
     every: int = 50,
@@ -78,6 +81,11 @@ def tangent_solve(
             `None` uses 10⁻⁴ for models in float32 and 10⁻¹³ in float64.
         iterations: The maximum number of iterations. `None` uses ten times the smaller dimension.
         batch: The number of points that are processed at a time.
+        rounded: A dtype of lower precision, such as `torch.bfloat16`, in which products are computed and the vectors of
+            parameters are stored, for models with hundreds of millions of parameters. The solution is still the best
+            one of its space, but the space stops improving when the residual reaches the precision of products. The
+            residual is computed in the dtype of the model, with the precision that torch allows. `None` uses the dtype
+            of the model.
         memory: The memory for the bases, as a number of bytes or a string such as "20GB". An iteration adds as many
             numbers as the model has parameters and the data has outputs. If the memory is full, the iteration starts
             again from the residual; the flow and other ridges are then not available.
@@ -107,6 +115,8 @@ def tangent_solve(
         raise InputError(f"The ridge is {ridge}; pass a finite number that is not negative.")
     if iterations is not None and iterations < 1:
         raise InputError(f"iterations={iterations} allows no iteration; pass a positive number.")
+    if rounded is not None and not rounded.is_floating_point:
+        raise InputError(f"rounded={rounded} is not a dtype of real numbers; pass one such as torch.bfloat16.")
     if tolerance is None:
         tolerance = 1e-13 if jacobian.dtype == torch.float64 else 1e-4
     with torch.no_grad():
@@ -114,10 +124,10 @@ def tangent_solve(
     if centred:
         start = torch.zeros_like(start)
     target = as_outputs(y, jacobian.n, jacobian.k).flatten().to(start)
-    problem = _Problem(jacobian, start, target, ridge)
+    problem = _Problem(jacobian, start, target, ridge, rounded)
     limit = 10 * min(jacobian.shape) if iterations is None else iterations
     bound = parse_memory(memory) or default_memory(jacobian.device, BASIS_MEMORY)
-    room = max(4, bound // (sum(jacobian.shape) * jacobian.dtype.itemsize))
+    room = max(4, bound // problem.each)
     if checkpoint is None:
         return _iterate(problem, _Plan(tolerance, limit, room, every), None)
     with Checkpoint(checkpoint) as stored:
@@ -139,17 +149,29 @@ def _targets(jacobian: JacobianOperator, y: Target | None) -> Target:
 class _Problem:
     """The least-squares problem min ‖y - h - Dh v‖² + shift‖v‖²."""
 
-    def __init__(self, jacobian: JacobianOperator, start: Tensor, target: Tensor, ridge: float) -> None:
+    def __init__(
+        self, jacobian: JacobianOperator, start: Tensor, target: Tensor, ridge: float, rounded: torch.dtype | None
+    ) -> None:
         self.jacobian, self.start, self.target, self.ridge = jacobian, start, target, ridge
-        self.shift = jacobian.n * ridge
+        self.shift, self.rounded = jacobian.n * ridge, rounded
+        rows, columns = jacobian.shape
+        self.each = rows * jacobian.dtype.itemsize + columns * (rounded or jacobian.dtype).itemsize
+        """The number of bytes that an iteration adds to the bases."""
+
+    def krylov(self, right: Tensor) -> Krylov:
+        """Start the Krylov space from a right-hand side."""
+        jacobian = self.jacobian
+        if self.rounded is not None:
+            jacobian = JacobianOperator(jacobian.model, jacobian.batches, rounded=self.rounded)
+        return Krylov(jacobian, right, stored=self.rounded)
 
     def outputs(self, v: Tensor) -> Tensor:
         """The outputs of the tangent model at v."""
         return self.start + self.jacobian.matvec(v.to(self.jacobian.dtype)).double()
 
     def left(self, v: Tensor) -> tuple[Tensor, Tensor]:
-        """Compute the residual y - h - Dh v and half of the negative gradient, by products in full precision."""
-        with full_precision:
+        """Compute the residual y - h - Dh v and half of the negative gradient, by products that are not rounded."""
+        with full_precision if self.rounded is None else nullcontext():
             missed = self.target - self.outputs(v)
             return missed, self.jacobian.rmatvec(missed.to(self.jacobian.dtype)).double() - self.shift * v
 
@@ -190,12 +212,12 @@ def _iterate(problem: _Problem, plan: _Plan, checkpoint: Checkpoint | None) -> T
     """Solve the problem, and solve it again for what rounding and a full memory have left."""
     jacobian, right = problem.jacobian, problem.target - problem.start
     zero = torch.zeros(jacobian.shape[1], dtype=torch.float64, device=jacobian.device)
-    now = _Iteration(Krylov(jacobian, right), zero)
+    now = _Iteration(problem.krylov(right), zero)
     stored = None if checkpoint is None else _Stored(checkpoint, right, plan.every)
     if stored is not None:
         stored.resume(now)
     largest, steepest = 0.0, now.krylov.speed
-    most = min(plan.limit, plan.room, min(jacobian.shape)) * sum(jacobian.shape) * jacobian.dtype.itemsize
+    most = min(plan.limit, plan.room, min(jacobian.shape)) * problem.each
     with Bar(f"tangent model (vectors of {most / 1e9:.2g} GB at most)", total=1.0) as bar:
         while steepest > 0:
             met = _grow(now, problem.shift, plan, stored, bar)
@@ -325,25 +347,29 @@ class TangentSolution:
                 change = change + torch.cat([jacobian.model(part).double().flatten() for part in jacobian.batches])
         return change.view(jacobian.n, jacobian.k)
 
-    def _space(self) -> tuple[Krylov, Projection]:
+    def _space(self, size: int | None = None) -> tuple[Krylov, Projection]:
         if self._krylov is None or self._krylov.size == 0:
             raise InputError(
                 "The Krylov space was not kept, since its bases did not fit into the memory or it was started again to"
                 " correct rounding errors; pass a larger `memory` or `tolerance` to tangent_solve."
             )
-        return self._krylov, self._krylov.project()
+        return self._krylov, self._krylov.project(size)
 
-    def flow(self, times: Times) -> TangentCurve:
+    def flow(self, times: Times, *, iterations: int | None = None) -> TangentCurve:
         """Compute the gradient flow of the tangent model from v = 0 at many times, without further iterations.
 
         Args:
             times: The times, non-negative and increasing. The last one may be ∞.
+            iterations: The number of iterations whose result is used; fewer show how far the flow has converged.
+                `None` uses all.
 
         Returns:
             The displacement and the outputs at each time, with a bound on the error of each.
         """
         times = check_times(times, infinity=True)
-        projection = self._space()[1]
+        if iterations is not None and not 1 <= iterations <= self.iterations:
+            raise InputError(f"There are {self.iterations} iterations, not {iterations}; pass a number from 1 to that.")
+        projection = self._space(iterations)[1]
         n, shift = self._problem.jacobian.n, self._problem.shift
         return self._curve(
             times,
@@ -377,13 +403,12 @@ class TangentSolution:
     ) -> TangentCurve:
         krylov, problem = self._space()[0], self._problem
         flat = [krylov.combine(each) for each in coefficients]
-        outputs = [problem.outputs(each).view(-1, problem.jacobian.k) for each in flat]
         size = float(projection.sizes.max())  # ‖Dh(w₀)‖, by which the errors of v grow
         return TangentCurve(
             at,
-            torch.stack(outputs),
             torch.tensor(errors, dtype=torch.float64, device="cpu") * size,
             tuple(self._named(each) for each in flat),
+            lambda: torch.stack([problem.outputs(each).view(-1, problem.jacobian.k) for each in flat]),
         )
 
     def leave_one_out(self, *, probes: int = 20, seed: int = 0) -> LeaveOneOut:
@@ -435,12 +460,16 @@ class TangentCurve:
 
     at: Float64[Tensor, " points"]
     """The times or the ridges."""
-    outputs: Float64[Tensor, "points n k"]
-    """The outputs at the training points."""
     error: Float64[Tensor, " points"]
     """A bound on the error ‖·‖ of the outputs at each time or ridge, apart from rounding."""
     v: tuple[Any, ...]
     """The displacements by parameter name, which `TangentSolution.predict` accepts as `at`."""
+    _evaluate: Callable[[], Tensor]
+
+    @cached_property
+    def outputs(self) -> Float64[Tensor, "points n k"]:
+        """The outputs at the training points, computed when they are first used."""
+        return self._evaluate()
 
 
 @final
