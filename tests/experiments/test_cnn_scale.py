@@ -44,7 +44,7 @@ def planted(**changes: tuple[float, float]) -> Trials:
         result: Result = {
             "test_accuracy": math.nan if worse else test - 0.1 * (point.get("lr") == 0.1),
             "train_accuracy": test + 0.01, "stability": stability, "status": "diverged" if worse else "horizon",
-            "test_loss": 0.06, "train_loss": 0.05, "images": 50_000, "curve_loss": np.geomspace(0.09, 0.05, 70),
+            "test_loss": 0.06, "train_loss": math.nan if worse else 0.05, "images": 50_000, "curve_loss": np.geomspace(0.09, 0.05, 70),
         }  # fmt: skip
         if point["kind"] == SOLVE:
             times = np.geomspace(0.5, 5e6, 15)
@@ -78,6 +78,8 @@ def test_claims_can_fail() -> None:
     assert held(planted(at_1e5=(0.567, 0.985)))[6] is False
     assert held(planted(at_10=(0.71, 0.85)))[6] is False, "the accuracy must increase"
     assert held(changed(TRAIN, status="diverged"))[1] is False
+    assert held(changed(TRAIN, train_loss=0.05))[1] is False, "α < 1 learns"
+    assert held(changed(TRAIN, train_loss=0.0901))[1] is True, "a constant"
     assert held(changed(TRAIN, train_accuracy=0.99))[4] is False
     assert held(changed(TRAIN, train_loss=0.01))[5] is False
     assert held(changed(SOLVE, train_accuracy=0.98))[7] is False

@@ -54,7 +54,7 @@ def test_random_labels_are_not_learned(split: Split) -> None:
 
 def test_scattering(split: Split) -> None:
     pytest.importorskip(KYMATIO, reason="kymatio is not installed")
-    found = scattering_accuracy(*split, filters=128)
+    found = scattering_accuracy(*split)
     assert found.test > 0.93
     assert found.train > 0.99
 
@@ -63,8 +63,8 @@ def test_scattering(split: Split) -> None:
 def test_scattering_of_grey_images_is_that_of_three_equal_colours(split: Split) -> None:
     pytest.importorskip(KYMATIO, reason="kymatio is not installed")
     x, y, x_test, y_test = split
-    grey = scattering_accuracy(x[:, :1], y, x_test[:, :1], y_test, filters=128)
-    assert abs(grey.test - scattering_accuracy(*split, filters=128).test) <= 0.02
+    grey = scattering_accuracy(x[:, :1], y, x_test[:, :1], y_test)
+    assert abs(grey.test - scattering_accuracy(*split).test) <= 0.02
 
 
 def test_misclassified() -> None:

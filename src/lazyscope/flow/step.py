@@ -41,7 +41,7 @@ class BatchSource(Protocol):
 
 @final
 class Step:
-    """A step m ← momentum·m + ∇R, v ← v - lr·m on the next batch of an epoch.
+    """A step m ← momentum·m + ∇R + decay·v, v ← v - lr·m on the next batch of an epoch.
 
     Everything that changes between steps is stored on the device: the random draws of the epoch, the step sizes, a
     counter, and the sums of losses and of correct predictions. `begin` sets them for an epoch; then each step is a call
@@ -56,13 +56,14 @@ class Step:
         batches: BatchSource,
         momentum: float | int,
         precision: Precision,
+        decay: float | int = 0.0,
     ) -> None:
         device = batches.device
         self.batches, self.objective, self.precision = batches, objective, precision
         self._net, self._forward = net, forward
         self._rate = torch.zeros((), device=device)
         params = [p for p in net.parameters() if p.requires_grad]
-        self.optimiser = torch.optim.SGD(params, lr=self._rate, momentum=momentum, fused=True)
+        self.optimiser = torch.optim.SGD(params, lr=self._rate, momentum=momentum, weight_decay=decay, fused=True)
         for parameter in params if momentum else []:  # created now, so that a checkpoint can be loaded into them
             self.optimiser.state[parameter]["momentum_buffer"] = torch.zeros_like(parameter)
         self._draws = batches.epoch(0).to(device)

@@ -70,7 +70,7 @@ def compiled(net: nn.Module) -> Callable[..., Any]:
 @final
 @dataclass(frozen=True)
 class Recipe:
-    """The settings of a training run by `torch.optim.SGD`, without weight decay."""
+    """The settings of a training run by `torch.optim.SGD`."""
 
     epochs: int
     """The number of epochs."""
@@ -84,6 +84,8 @@ class Recipe:
     """The precision of the forward and backward passes."""
     compiler: Compiler = eager
     """The compiler of the network, `eager` or `compiled`."""
+    decay: Number = 0.0
+    """The weight decay as in `torch.optim.SGD`."""
 
     def rates(self, epoch: int, steps: int) -> list[float]:
         """Compute the step sizes of an epoch."""
@@ -95,6 +97,8 @@ class Recipe:
                 f"A recipe needs epochs ≥ 1, a finite lr > 0 and a momentum in [0, 1), and these are {self.epochs},"
                 f" {self.lr} and {self.momentum}; change them."
             )
+        if not 0 <= self.decay < math.inf:
+            raise InputError(f"The weight decay is {self.decay}; pass a finite number that is not negative.")
 
 
 @final
@@ -184,7 +188,7 @@ def train(
         torch.cuda.reset_peak_memory_stats(device)
     with recipe.precision.settings():
         before = time.perf_counter()
-        step = Step(net, recipe.compiler(net), objective, batches, recipe.momentum, recipe.precision)
+        step = Step(net, recipe.compiler(net), objective, batches, recipe.momentum, recipe.precision, recipe.decay)
         limit = DIVERGED * (1 + step.first_loss())  # also traces a scaled net before it is compiled
         start = pytree.tree_map_only(Tensor, torch.clone, _state(net, step, recipe, 0, History()))
         run = step.captured()
@@ -272,7 +276,8 @@ def _state(net: nn.Module, step: Step, recipe: Recipe, epoch: int, history: Hist
 def _signature(step: Step, recipe: Recipe) -> str:
     """The settings that must not change when a run is resumed; the number of epochs may be increased."""
     size, steps = step.batches.size, step.batches.steps
-    return f"lr {recipe.lr:g}, momentum {recipe.momentum:g}, {recipe.precision.name}, {steps} batches of {size}"
+    decay = f", decay {recipe.decay:g}" if recipe.decay else ""
+    return f"lr {recipe.lr:g}, momentum {recipe.momentum:g}{decay}, {recipe.precision.name}, {steps} batches of {size}"
 
 
 def _restore(net: nn.Module, step: Step, recipe: Recipe, state: Mapping[str, Any]) -> tuple[int, History]:

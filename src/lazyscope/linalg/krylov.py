@@ -136,13 +136,21 @@ class Krylov:
         b: The right-hand side b, in float64.
         stored: The dtype of the basis V. `None` uses that of the operator. Rounded vectors span another space, whose
             image is the one that is measured.
+        near: The number of vectors of V on the device of the operator; later ones are kept in the memory of the host.
+            `None` keeps all of them on the device.
     """
 
-    def __init__(self, operator: Operator, b: Float[Tensor, " rows"], stored: torch.dtype | None = None) -> None:
+    def __init__(
+        self,
+        operator: Operator,
+        b: Float[Tensor, " rows"],
+        stored: torch.dtype | None = None,
+        near: int | None = None,
+    ) -> None:
         self.operator = operator
         rows, columns = operator.shape
         self._left = Rows(rows, operator.dtype, operator.device)
-        self._right = Rows(columns, stored or operator.dtype, operator.device)
+        self._right = Rows(columns, stored or operator.dtype, operator.device, near)
         self._matrix = torch.zeros(0, 0, dtype=torch.float64, device="cpu")
         self._b, self._start = b, torch.zeros(columns, dtype=torch.float64, device=operator.device)
         self._next: Tensor | None = None

@@ -27,10 +27,12 @@ class Rows:
         length: The length of the vectors.
         dtype: Their dtype.
         device: Their device.
+        near: The number of vectors that the device holds; later ones are kept in the memory of the host. `None` keeps
+            all of them on the device.
     """
 
-    def __init__(self, length: int, dtype: torch.dtype, device: torch.device) -> None:
-        self._length, self._dtype, self._device = length, dtype, device
+    def __init__(self, length: int, dtype: torch.dtype, device: torch.device, near: int | None = None) -> None:
+        self._length, self._dtype, self._device, self._near = length, dtype, device, near
         self._each = max(1, min(_BLOCK, _BYTES // max(1, length * dtype.itemsize)))
         self._working = torch.promote_types(dtype, torch.float32)
         self._blocks: list[Tensor] = []
@@ -46,11 +48,15 @@ class Rows:
             The vector as it is stored, in its own dtype.
         """
         if self.count == len(self._blocks) * self._each:
-            self._blocks.append(torch.zeros(self._each, self._length, dtype=self._dtype, device=self._device))
+            far = self._near is not None and self.count >= self._near
+            place = torch.device("cpu") if far else self._device
+            pinned = far and self._device.type == "cuda"  # which makes copies to the device faster
+            block = torch.zeros(self._each, self._length, dtype=self._dtype, device=place, pin_memory=pinned)
+            self._blocks.append(block)
         row = self._blocks[-1][self.count % self._each]
         row.copy_(vector)
         self.count += 1
-        return row.to(vector.dtype)
+        return row.to(vector)
 
     def coefficients(self, vector: Tensor) -> Tensor:
         """Compute the inner products with a vector.
@@ -63,7 +69,7 @@ class Rows:
         """
         vector = vector.to(self._working)
         with full_precision:
-            parts = [(rows.to(self._working) @ vector).double() for rows in self.parts()]
+            parts = [(rows.to(vector) @ vector).double() for rows in self.parts()]
         return torch.cat([vector.new_zeros(0, dtype=torch.float64), *parts]).cpu()
 
     def orthogonalise(self, vector: Tensor) -> tuple[Tensor, Tensor]:
@@ -80,7 +86,7 @@ class Rows:
             for _ in range(2):  # once leaves what rounding has left
                 parts = []
                 for stored in self.parts():
-                    rows = stored.to(vector.dtype)
+                    rows = stored.to(vector)
                     parts.append(rows @ vector)
                     vector = vector - rows.T @ parts[-1]
                 total += torch.cat([vector.new_zeros(0), *parts]).double().cpu()
@@ -98,7 +104,7 @@ class Rows:
         total = torch.zeros(self._length, dtype=torch.float64, device=self._device)
         rows = (row for part in self.parts() for row in part)
         for row, each in zip(rows, coefficients.tolist(), strict=False):  # one at a time, so that no block is copied
-            total.add_(row, alpha=each)
+            total.add_(row.to(self._device), alpha=each)
         return total
 
     def rotate(self, turn: Tensor) -> None:
@@ -111,7 +117,7 @@ class Rows:
         with full_precision:
             for first in range(0, self._length if parts else 0, _COLUMNS):
                 there = slice(first, first + _COLUMNS)
-                turned = turn @ torch.cat([rows[:, there] for rows in parts]).to(self._working)
+                turned = turn @ torch.cat([rows[:, there].to(self._device, self._working) for rows in parts])
                 for block, rows in zip(self._blocks, turned.split(self._each), strict=False):
                     block[: len(rows), there] = rows
         self.count = len(turn)

@@ -56,6 +56,7 @@ def tangent_solve(
     batch: int = 128,
     rounded: torch.dtype | None = None,
     memory: Memory | None = None,
+    host: Memory | None = None,
     checkpoint: Path | str | None = None,
     every: int = 50,
 ) -> TangentSolution:
@@ -90,6 +91,8 @@ def tangent_solve(
             numbers as the model has parameters and the data has outputs. If the memory is full, the iteration starts
             again from the residual; the flow and other ridges are then not available.
             `None` uses half of the free memory, 4 GiB at most on a CPU and 64 GiB at most on a GPU.
+        host: Memory of the host for vectors that do not fit into `memory`, as a number of bytes or a string. `None`
+            uses none.
         checkpoint: A file in which the iteration is stored every `every` iterations. If it exists, the iteration
             continues from it, with the same result to the last bit.
         every: The number of iterations between two checkpoints.
@@ -127,7 +130,8 @@ def tangent_solve(
     problem = _Problem(jacobian, start, target, ridge, rounded)
     limit = 10 * min(jacobian.shape) if iterations is None else iterations
     bound = parse_memory(memory) or default_memory(jacobian.device, BASIS_MEMORY)
-    room = max(4, bound // problem.each)
+    problem.near = max(4, bound // problem.each)
+    room = problem.near + (parse_memory(host) or 0) // problem.each
     if checkpoint is None:
         return _iterate(problem, _Plan(tolerance, limit, room, every), None)
     with Checkpoint(checkpoint) as stored:
@@ -157,13 +161,15 @@ class _Problem:
         rows, columns = jacobian.shape
         self.each = rows * jacobian.dtype.itemsize + columns * (rounded or jacobian.dtype).itemsize
         """The number of bytes that an iteration adds to the bases."""
+        self.near = 0
+        """The number of vectors that are kept on the device."""
 
     def krylov(self, right: Tensor) -> Krylov:
         """Start the Krylov space from a right-hand side."""
         jacobian = self.jacobian
         if self.rounded is not None:
             jacobian = JacobianOperator(jacobian.model, jacobian.batches, rounded=self.rounded)
-        return Krylov(jacobian, right, stored=self.rounded)
+        return Krylov(jacobian, right, stored=self.rounded, near=self.near)
 
     def outputs(self, v: Tensor) -> Tensor:
         """The outputs of the tangent model at v."""
