@@ -44,7 +44,8 @@ def planted(**changes: tuple[float, float]) -> Trials:
         result: Result = {
             "test_accuracy": math.nan if worse else test - 0.1 * (point.get("lr") == 0.1),
             "train_accuracy": test + 0.01, "stability": stability, "status": "diverged" if worse else "horizon",
-            "test_loss": 0.06, "train_loss": math.nan if worse else 0.05, "images": 50_000, "curve_loss": np.geomspace(0.09, 0.05, 70),
+            "test_loss": 0.06, "train_loss": math.nan if worse else 0.05,
+            "images": 50_000, "curve_loss": np.geomspace(0.09, 0.05, 70),
         }  # fmt: skip
         if point["kind"] == SOLVE:
             times = np.geomspace(0.5, 5e6, 15)
