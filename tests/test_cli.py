@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import io
 import os
+import re
 import subprocess
 import sys
 import warnings
+from importlib.metadata import version
 from pathlib import Path
 
 import pytest
@@ -25,18 +27,34 @@ def lazyscope(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str
     return command_in(BESIDE_TOY, monkeypatch, capsys)
 
 
-def test_list_names_every_experiment(lazyscope: Command) -> None:
+def test_list_names_every_experiment_in_80_columns(lazyscope: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
     done = lazyscope("list")
     assert done.code == 0
-    for name in experiments():
-        assert name in done.out
+    lines = done.out.splitlines()
+    assert max(len(line.rstrip()) for line in lines) <= 80
+    named = [line.split()[0] for line in lines if re.match(r"  \S", line)]
+    assert sorted(named) == sorted(experiments())
+    assert named[0] == "cover"
+    assert len(lines) < 3 * len(named) + 12
+    words = set(done.out.split())
+    assert [e.title for e in experiments().values() if not set(e.title.split()) <= words] == []  # none is broken
+
+
+def test_the_version(lazyscope: Command) -> None:
+    assert lazyscope("--version")[:2] == (0, f"lazyscope {version('lazyscope')}\n")
 
 
 def test_reproduce_and_report(lazyscope: Command, tmp_path: Path) -> None:
     done = lazyscope("reproduce", "toy:EXPERIMENT", "--out", str(tmp_path), "--device", "cpu")
     assert done.code == 0, done.err
-    for heading in ("figure", "claim", "source", "measured", "verdict", "holds"):
-        assert heading in done.out
+    assert re.match(r"✓ toy +1/1 claims +[\d.]+ s  ", done.out)
+    assert "measured" not in done.out
+    address = (tmp_path / "index.html").as_uri()
+    assert re.search(rf"\n1 of 1 claims hold in 1 figure, after [\d.]+ s\. Open {re.escape(address)}\n$", done.out)
+    verbose = lazyscope("reproduce", "toy:EXPERIMENT", "--out", str(tmp_path), "--device", "cpu", "--verbose")
+    assert "source: " in verbose.out
+    assert "measured: " in verbose.out
     (tmp_path / "index.html").unlink()
     assert lazyscope("report", "--out", str(tmp_path)).code == 0
     assert "1 of 1 claims hold" in (tmp_path / "index.html").read_text()
@@ -63,7 +81,10 @@ def test_a_failed_claim_exits_with_1(lazyscope: Command, tmp_path: Path, monkeyp
     monkeypatch.syspath_prepend(str(tmp_path))
     done = lazyscope("reproduce", "doubtful:EXPERIMENT", "--out", str(tmp_path), "--device", "cpu")
     assert done.code == 1, done.err
-    assert "fails" in done.out
+    assert "✗ fails: one is two" in done.out
+    assert "source: 2" in done.out
+    assert "measured: 1" in done.out
+    assert "\n0 of 1 claims hold" in done.out
 
 
 def test_a_crash_in_a_trial_exits_with_70(lazyscope: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import io
 import os
+import re
 import sys
 import traceback
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from enum import StrEnum
-from functools import partial
 from importlib import import_module
+from importlib.metadata import version as installed
 from operator import itemgetter
 from pathlib import Path
 from typing import Annotated
@@ -19,16 +20,8 @@ from typing import Annotated
 import torch
 import typer
 from rich.console import Console
-from rich.progress import (
-    BarColumn,
-    MofNCompleteColumn,
-    Progress,
-    TaskID,
-    TextColumn,
-    TimeElapsedColumn,
-    TimeRemainingColumn,
-)
-from rich.table import Column, Table
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.table import Table
 from rich.text import Text
 
 from lazyscope.data.cifar10 import VARIABLE
@@ -37,6 +30,7 @@ from lazyscope.experiments import experiments, find
 from lazyscope.inspect import inspect
 from lazyscope.inspect.door import LOSSES, bring
 from lazyscope.lab import Experiment, disk
+from lazyscope.lab.board import Board
 from lazyscope.lab.cluster import cluster_at, local_cluster
 from lazyscope.lab.ending import CRASHED, INTERRUPTED, end_quietly, interruptible
 from lazyscope.lab.executor import Executor, here
@@ -46,6 +40,7 @@ from lazyscope.lab.provenance import choose_device
 from lazyscope.lab.report import refresh, write_report
 from lazyscope.lab.run import run_all
 from lazyscope.lab.store import Store
+from lazyscope.lab.story import by_publication, story
 from lazyscope.memory import parse_memory
 from lazyscope.progress import quiet
 
@@ -77,6 +72,12 @@ class Losses(StrEnum):
     cross_entropy = "cross-entropy"
 
 
+EXIT_CODES = (
+    "Exit codes: 0, all claims hold; 1, a claim fails; 2, an error in the request: a wrong option, missing data, a"
+    " folder that cannot be written; 70, a crash of lazyscope or of the code of an experiment; 130, interrupted by"
+    " Ctrl-C; 141, the output pipe was closed."
+)
+
 LARGEST_ALPHA = 1e15
 """The largest α. The square of a larger one is close to the limits of float32; α = ∞ is always measured."""
 
@@ -95,24 +96,46 @@ def _path(text: str | Path) -> Path:
 Out = Annotated[Path, typer.Option(parser=_path, metavar="FOLDER", help="Folder of the results.")]
 
 
-@app.callback()
-def lazyscope() -> None:
-    """Measure whether a model trains lazily, close to its linearisation, or learns features.
+def _version(wanted: bool) -> bool:
+    if wanted:
+        console.print(f"lazyscope {installed('lazyscope')}", highlight=False)
+        raise typer.Exit
+    return wanted
 
-    Exit codes: 0, all claims hold; 1, a claim fails; 2, an error in the request: a wrong option, missing data, a folder
-    that cannot be written; 70, a crash of lazyscope or of the code of an experiment; 130, interrupted by Ctrl-C; 141,
-    the output pipe was closed.
-    """
+
+@app.callback(epilog=EXIT_CODES)
+def lazyscope(
+    version: Annotated[
+        bool, typer.Option("--version", metavar="", callback=_version, is_eager=True, help="Show the version and exit.")
+    ] = False,
+) -> None:
+    """Measure whether a model trains lazily, close to its linearisation, or learns features."""
 
 
 @app.command("list")
 def list_experiments() -> None:
-    """List all figures with their source, their title and their running time at both scales."""
-    table = _table("name", "source", "title", "quick", "paper")
-    for experiment in experiments().values():
-        cost = experiment.cost
-        table.add_row(Text(experiment.name, "bold"), experiment.source, experiment.title, cost["quick"], cost["paper"])
-    console.print(table)
+    """List all figures by publication, with their titles and their running times at both scales."""
+    for paper, group in by_publication(experiments().values()).items():
+        console.print(Text(paper, "bold"))
+        table = Table.grid(padding=(0, 2, 0, 0))
+        table.add_column(no_wrap=True, width=16)  # names can be copied
+        for width in (40, 4, 11):
+            table.add_column(width=width)
+        for experiment in group:
+            cost = experiment.cost
+            table.add_row(f"  {experiment.name}", experiment.title, _cost(cost["quick"]), _cost(cost["paper"]))
+        console.print(table)
+    console.print(
+        "Times: at reduced size and at the size of the source, on two CPU cores or on a GPU where named; * with"
+        " CIFAR-10. Run a figure with `lazyscope reproduce NAME`.",
+        highlight=False,
+    )
+
+
+def _cost(text: str) -> str:
+    """Shorten the running time of a figure for a table, such as "45 min GPU*"."""
+    first = re.sub(r" on (a|one) GPU", " GPU", text.partition(",")[0]).removesuffix(" on two cores")
+    return first + "*" * ("CIFAR-10" in text)
 
 
 @app.command()
@@ -127,21 +150,25 @@ def reproduce(
     dask: Annotated[str | None, typer.Option(help="Address of a Dask scheduler: tcp://host:port.")] = None,
     data_dir: Annotated[Path | None, typer.Option(help=f"Folder that contains cifar10 (or set {VARIABLE}).")] = None,
     out: Out = Path("results"),
+    verbose: Annotated[
+        bool, typer.Option("--verbose", "-v", metavar="", help="Print all claims, not only those that fail.")
+    ] = False,
 ) -> None:
     """Run the trials of figures, draw them and check their claims. Stored trials are not run again."""
-    chosen = [find(name) for name in names] if names else list(experiments().values())
+    found = [find(name) for name in dict.fromkeys(names)] if names else list(experiments().values())
+    chosen = story(found)
     if data_dir is not None:
         os.environ[VARIABLE] = str(data_dir.expanduser().absolute())  # worker processes inherit it
     disk.check(out)
+    board = Board(console, chosen, scale, verbose=verbose)
     try:
         with interruptible(STOPPED), _place(workers, dask, device) as (executor, target):
-            outcomes, failures = _run_all(chosen, scale, Store(out), target, executor)
+            outcomes, failures = _run_all(chosen, scale, Store(out), target, executor, board)
             path = write_report(out)
     except KeyboardInterrupt:
         errors.print(STOPPED)
         raise typer.Exit(INTERRUPTED) from None
-    _print_claims(outcomes)
-    console.print(f"report: {path}", soft_wrap=True)
+    board.conclude(outcomes, path)
     _end(failures)
     if not all(outcome.holds for outcome in outcomes):
         raise typer.Exit(1)
@@ -264,51 +291,17 @@ def _place(workers: int, dask: str | None, device: Device) -> Iterator[tuple[Exe
 
 
 def _run_all(
-    chosen: list[Experiment], scale: str, store: Store, device: torch.device, executor: Executor
+    chosen: list[Experiment], scale: str, store: Store, device: torch.device, executor: Executor, board: Board
 ) -> tuple[list[Outcome], list[ExperimentError]]:
     """Run the experiments and show their progress. A failing experiment does not stop the others."""
-    columns = (
-        TextColumn("{task.description:24}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TextColumn("trials"),
-        TimeElapsedColumn(),
-        TextColumn("left"),
-        TimeRemainingColumn(),
-    )
-    with quiet(), Progress(*columns, console=console) as bars:
-        # Experiments without an outcome come first, so that a run that is killed repeatedly reaches all of them.
-        order = sorted(range(len(chosen)), key=lambda i: (store.root / chosen[i].name / f"{scale}.json").exists())
-        known = {chosen[i].name: bars.add_task(chosen[i].name, total=None, start=False) for i in order}
-        advance = partial(_advance, bars, known)
-        found = run_all([chosen[i] for i in order], scale, store, device=device, executor=executor, progress=advance)
+    # Experiments without an outcome come first, so that a run that is killed repeatedly reaches all of them.
+    order = sorted(range(len(chosen)), key=lambda i: (store.root / chosen[i].name / f"{scale}.json").exists())
+    todo = [chosen[i] for i in order]
+    with quiet(), board:
+        found = run_all(todo, scale, store, device=device, executor=executor, progress=board.advance, ended=board.end)
     ended = [one for _, one in sorted(zip(order, found, strict=True), key=itemgetter(0))]
     outcomes = [one for one in ended if isinstance(one, Outcome)]
     return outcomes, [one for one in ended if isinstance(one, ExperimentError)]
-
-
-def _advance(bars: Progress, known: dict[str, TaskID], experiment: Experiment, done: int, total: int) -> None:
-    bars.update(known[experiment.name], completed=done, total=total)
-    # Trials run roughly in this order, so the clock of a figure starts when those before it are done.
-    at_work = next((task for task in bars.tasks if not task.finished), None)
-    if at_work is not None and not at_work.started:
-        bars.start_task(at_work.id)
-
-
-def _table(first: str, *others: str) -> Table:
-    """Create a table whose first column is never wrapped, so that names can be copied."""
-    return Table(Column(first, no_wrap=True), *(Column(other, overflow="fold") for other in others))
-
-
-def _print_claims(outcomes: list[Outcome]) -> None:
-    table = _table("figure", "claim", "source", "measured", "verdict")
-    for outcome in outcomes:
-        for i, claim in enumerate(outcome.claims):
-            verdict = Text("holds", "green") if claim.holds else Text("fails", "bold red")
-            name = Text(outcome.name if i == 0 else "", "bold")
-            table.add_row(name, Text(claim.text), Text(claim.source), Text(claim.measured), verdict)
-        table.add_section()
-    console.print(table)
 
 
 def _end(failures: list[ExperimentError]) -> None:

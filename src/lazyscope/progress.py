@@ -167,9 +167,9 @@ class Bar:
             total is unknown or nothing is done yet.
         """
         if not self.total or self.done <= 0:
-            return f"{_clock(elapsed)} so far"
+            return f"{clock(elapsed)} so far"
         share = min(1.0, self.done / self.total)
-        return f"{share:4.0%}  {_clock(elapsed * (1 - share) / share)} left"
+        return f"{share:4.0%}  {clock(elapsed * (1 - share) / share)} left"
 
 
 def track(items: Iterable[Item], title: str, total: Number | None = None) -> Iterator[Item]:
@@ -231,7 +231,19 @@ def _watched() -> bool:
     )
 
 
-def _clock(seconds: Number) -> str:
+def clock(seconds: Number) -> str:
+    """Format a duration as on a clock.
+
+    Args:
+        seconds: The duration, in seconds.
+
+    Returns:
+        Minutes and seconds, and hours if there are any.
+
+    Example:
+        >>> clock(75), clock(3600)
+        ('1:15', '1:00:00')
+    """
     minutes, rest = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"

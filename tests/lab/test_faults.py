@@ -74,7 +74,7 @@ def test_a_worker_and_then_the_client_are_killed(tmp_path: Path, toy: Experiment
     text, complaints = second.communicate(timeout=120)
     assert second.returncode == 0, complaints + farm.say()
     assert re.search(r"dashboard: http://127\.0\.0\.1:\d+/status", text)
-    assert "holds" in text
+    assert " claims hold" in text
     assert_as_serial(toy, out, tmp_path)
     # Only trials in progress at either death are computed again.
     assert len(computed(tmp_path)) <= POINTS + 2 * 2 * toy.chunk

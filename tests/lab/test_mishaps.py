@@ -87,7 +87,7 @@ def test_kill_in_the_middle(
     assert sorted(x for x, _ in logged(tmp_path)) == sorted(set(range(POINTS)) - set(before))
     assert stored(out, toy) == list(range(POINTS))
     assert "damaged" not in text + complaints
-    assert "holds" in text
+    assert " claims hold" in text
 
 
 def namespace(mount: str) -> tuple[str, ...]:

@@ -11,6 +11,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from lazyscope.errors import ExperimentError, LazyscopeError, StoreError
 from lazyscope.lab import disk
+from lazyscope.lab.board import duration
 from lazyscope.lab.experiment import SCALES, Experiment
 from lazyscope.lab.failure import failed
 from lazyscope.lab.outcome import Outcome
@@ -67,7 +68,7 @@ def write_report(root: Path) -> Path:
         loader=PackageLoader("lazyscope", "lab"), autoescape=True, undefined=StrictUndefined, trim_blocks=True
     )
     environment.filters["picture"] = _picture
-    environment.filters["duration"] = _duration
+    environment.filters["duration"] = duration
     path = root / "index.html"
     disk.write(path, environment.get_template("report.html.jinja").render(outcomes=outcomes).encode())
     return path
@@ -88,10 +89,3 @@ def _picture(outcome: Outcome) -> str:
     if len(outcome.svg) <= _LARGEST_SVG:
         return "data:image/svg+xml;base64," + base64.b64encode(outcome.svg).decode()
     return "data:image/png;base64," + base64.b64encode(outcome.png).decode()
-
-
-def _duration(seconds: float) -> str:
-    """Format a duration in seconds, minutes or hours, with one decimal."""
-    if seconds < 60:
-        return f"{seconds:.1f} s"
-    return f"{seconds / 60:.1f} min" if seconds < 3600 else f"{seconds / 3600:.1f} h"

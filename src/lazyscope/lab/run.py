@@ -71,6 +71,7 @@ def run_all(
     device: torch.device,
     executor: Executor = here,
     progress: Callable[[Experiment, int, int], None] = lambda experiment, done, total: None,
+    ended: Callable[[Experiment, Outcome | ExperimentError], None] = lambda experiment, outcome: None,
 ) -> list[Outcome | ExperimentError]:
     """Run several experiments. Each one is drawn and checked when its last trial ends.
 
@@ -86,6 +87,7 @@ def run_all(
         executor: The executor that runs the trials. By default they run sequentially in this process.
         progress: A function that is called with an experiment, the number of its stored trials and the number of all
             its trials.
+        ended: A function that is called with an experiment and its outcome or error, as soon as it has one.
 
     Returns:
         The outcome or the error of each experiment, in the order of `experiments`.
@@ -94,7 +96,7 @@ def run_all(
         StoreError: If the store cannot be written.
     """
     sweeps = [[experiment] for experiment in experiments] if executor is here else [list(experiments)]
-    return [ended for sweep in sweeps for ended in _sweep(sweep, scale, store, device, executor, progress)]
+    return [one for sweep in sweeps for one in _sweep(sweep, scale, store, device, executor, progress, ended)]
 
 
 def _sweep(
@@ -104,18 +106,27 @@ def _sweep(
     device: torch.device,
     executor: Executor,
     progress: Callable[[Experiment, int, int], None],
+    ended: Callable[[Experiment, Outcome | ExperimentError], None],
 ) -> list[Outcome | ExperimentError]:
     plans = [_Plan(experiment, scale, store, device) for experiment in experiments]
     tasks = {plan.key: plan.tasks for plan in plans}  # an experiment that is given twice is run once
     drawing: dict[tuple[str, ...], _Drawing] = {}
+    told: set[tuple[str, ...]] = set()
+
+    def finish(plan: _Plan) -> Outcome | ExperimentError:
+        outcome = drawing[plan.key].outcome()
+        if plan.key not in told:
+            told.add(plan.key)
+            ended(plan.experiment, outcome)
+        return outcome
 
     def advance(plan: _Plan) -> None:
         progress(plan.experiment, plan.done, len(plan.points))
         if plan.remaining == 0 and plan.key not in drawing:
             drawing[plan.key] = _Drawing(plan, executor, store)
-        for drawn in drawing.values():
-            if drawn.ready():
-                drawn.outcome()
+        for other in plans:
+            if other.key in drawing and other.key not in told and drawing[other.key].ready():
+                finish(other)
 
     for plan in plans:
         advance(plan)
@@ -127,7 +138,7 @@ def _sweep(
                 if plan.key == (task.experiment, task.code, task.setting):
                     plan.settle(task, error)
                     advance(plan)
-    return [drawing[plan.key].outcome() for plan in plans]
+    return [finish(plan) for plan in plans]
 
 
 class _Plan:
@@ -239,8 +250,8 @@ class _Drawing:
             self._final = False
 
     def ready(self) -> bool:
-        """Return whether the outcome is available but not saved yet."""
-        return self._kept is None and (self._drawn is None or self._drawn.done())
+        """Return whether the outcome is available without waiting."""
+        return self._kept is not None or self._drawn is None or self._drawn.done()
 
     def outcome(self) -> Outcome | ExperimentError:
         """Wait for the outcome and save it. If a worker could not draw it, it is drawn in this process."""
