@@ -10,7 +10,8 @@ from urllib.parse import parse_qsl, urlsplit
 
 import numpy as np
 import pytest
-from tests.app.visitor import CHROMIUM, Visitor, chromium, explorer
+from playwright.sync_api import Browser
+from tests.app.visitor import CHROMIUM, Visitor, explorer
 
 from lazyscope.app.convex import FORMULAS
 from lazyscope.app.scene import Axis, Dots, Line, Panel, Scene
@@ -27,8 +28,8 @@ NEEDS = {"start": {"problem": FORMULAS["quadratic"]}}
 
 
 @pytest.fixture(scope="module")
-def visitor() -> Iterator[Visitor]:
-    with explorer() as address, chromium() as browser:
+def visitor(browser: Browser) -> Iterator[Visitor]:
+    with explorer() as address:
         yield Visitor(browser, address)
 
 
