@@ -14,6 +14,7 @@ from lazyscope.lab import Experiment
 from lazyscope.lab.code import source_hash
 from lazyscope.lab.experiment import SCALES
 from lazyscope.lab.outcome import Outcome
+from lazyscope.lab.story import by_publication
 
 MARK = "<!-- gallery -->"
 STALE = (
@@ -27,12 +28,15 @@ def on_page_markdown(markdown: str, **_: Any) -> str:
     """Replace the mark by the gallery. MkDocs calls this for every page."""
     if MARK not in markdown:
         return markdown
-    return markdown.replace(MARK, "\n\n".join(entry(experiment) for experiment in experiments().values()))
+    parts: list[str] = []
+    for paper, group in by_publication(experiments().values()).items():
+        parts += [f"## {paper}", *(entry(experiment) for experiment in group)]
+    return markdown.replace(MARK, "\n\n".join(parts))
 
 
 def entry(experiment: Experiment) -> str:
     """Return one figure of the gallery, at the largest scale for which there is an outcome."""
-    lines = [f"## {experiment.title}", f"{experiment.source} · `{experiment.name}`"]
+    lines = [f"### {experiment.title}", f"{experiment.source} · `{experiment.name}`", experiment.caption]
     kept = [OUTCOMES / experiment.name / f"{scale}.json" for scale in reversed(SCALES)]
     found = next((path for path in kept if path.exists()), None)
     if found is not None:

@@ -1,4 +1,4 @@
-"""The page without a server: its numbers are those of the library, it works from a file, its link holds the settings."""
+"""The page without a server: its numbers are those of the library, it works from a file, its link holds settings."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from docs.playground import NEURONS, page
 from playwright.sync_api import Browser, Page
-from tests.app.visitor import CHROMIUM
+from tests.app.visitor import CHROMIUM, complaints_of
 
 from lazyscope.app.compute.student import Lesson, circle_teacher, student, teach
 from lazyscope.loss import Square
@@ -25,7 +25,8 @@ TRAIN = """([settings, tau]) => {
   const views = run.steps.map((_, t) => lazyscope.look(problem, run, t));
   const place = (t) => [0, 1].map((which) => Array.from(lazyscope.neurons(problem, run, t, which).place));
   return JSON.stringify({
-    steps: run.steps, loss: views.map((v) => v.loss), test: views.map((v) => v.test), neurons: run.steps.map((_, t) => place(t)),
+    steps: run.steps, loss: views.map((v) => v.loss), test: views.map((v) => v.test),
+    neurons: run.steps.map((_, t) => place(t)),
     function: views.map((v) => v.functions.map((f) => Array.from(f))),
     displacement: views.map((v) => v.displacement), stability: views.map((v) => v.stability),
   });
@@ -38,10 +39,7 @@ def opened(browser: Browser, tmp_path_factory: pytest.TempPathFactory) -> Iterat
     path = tmp_path_factory.mktemp("play") / "index.html"
     path.write_text(page(), encoding="utf-8")
     tab = browser.new_page(viewport={"width": 1280, "height": 900})
-    complaints: list[str] = []
-    tab.on("console", lambda message: complaints.append(message.text) if message.type == "error" else None)
-    tab.on("pageerror", lambda error: complaints.append(str(error)))
-    tab.on("request", lambda request: complaints.append(request.url) if request.url.startswith("http") else None)
+    complaints = complaints_of(tab)
     tab.goto(path.as_uri())
     yield tab
     tab.close()

@@ -13,12 +13,23 @@ from contextlib import contextmanager
 from pathlib import Path
 from urllib.parse import urlencode, urlsplit
 
-from playwright.sync_api import Browser, ConsoleMessage, Error, FrameLocator, Locator, Page, Request, sync_playwright
+from playwright.sync_api import (
+    Browser,
+    ConsoleMessage,
+    Error,
+    Frame,
+    FrameLocator,
+    Locator,
+    Page,
+    Request,
+    sync_playwright,
+)
 
 from lazyscope.app.setting import Choice, Setting, Steps, Switch, Value
 from lazyscope.app.shelf import TABS
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+AXE = Path(__file__).parents[1] / "vendor" / "axe.min.js"
 PATIENCE = 30_000
 """The timeout in milliseconds. It is generous, as no test measures time and CI machines are slow."""
 TELL = """
@@ -50,6 +61,25 @@ def chromium() -> Iterator[Browser]:
         browser = driver.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox", rules])
         yield browser
         browser.close()
+
+
+def serious(page: Page | Frame) -> list[str]:
+    """Return the names of the rules that a page violates, of those that axe-core calls serious or critical."""
+    page.evaluate(AXE.read_text(encoding="utf-8"))
+    found: list[str] = page.evaluate(
+        "axe.run(document, {iframes: false}).then(({violations}) => violations"
+        ".filter(({impact}) => impact === 'serious' || impact === 'critical').map(({id}) => id))"
+    )
+    return found
+
+
+def complaints_of(page: Page) -> list[str]:
+    """Collect the errors of a page from now on, and its requests to any host."""
+    said: list[str] = []
+    page.on("console", lambda message: said.append(message.text) if message.type == "error" else None)
+    page.on("pageerror", lambda error: said.append(str(error)))
+    page.on("request", lambda request: said.append(request.url) if request.url.startswith("http") else None)
+    return said
 
 
 class Visitor:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import io
+from typing import Any
 
 import numpy as np
 import pytest
@@ -18,7 +19,7 @@ from lazyscope.lab.story import by_publication, publication, story
 
 
 def figure(name: str, cost: str = "10 s on two cores", source: str = "Author 2020, Figure 1") -> Experiment:
-    def never(*_: object) -> list[dict[str, float]]:
+    def never(*_: object) -> Any:
         raise AssertionError("not called")
 
     return Experiment(name, source, f"The title of {name}", {"quick": cost, "paper": cost}, never, never, never, never)

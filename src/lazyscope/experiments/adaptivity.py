@@ -108,6 +108,11 @@ EXPERIMENT = Experiment(
     name="adaptivity",
     source="Chizat 2020 (talk), Adaptivity of neural networks",
     title="A regularised net finds the few relevant dimensions; its kernel does not",
+    caption=(
+        "The target depends on a few of the input's directions only. The error of a regularised net falls quickly"
+        " with the number of samples because it finds these directions; the error of its kernel, which cannot,"
+        " falls more slowly as the dimension grows."
+    ),
     cost={"quick": "6 s on two cores", "paper": "15 min on two cores, 1 min on a GPU"},
     grid=grid,
     trial=trial,

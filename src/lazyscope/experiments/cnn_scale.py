@@ -430,6 +430,11 @@ EXPERIMENT = Experiment(
     name="cnn-scale",
     source="Chizat, Oyallon, Bach 2019, Figure 3(a); supplement, Figure 7(a)",
     title="A convolutional net from standard to lazy training",
+    caption=(
+        "A convolutional net is trained at larger and larger scales α, which makes it lazier and lazier. Its test"
+        " accuracy drops and then stays on a plateau, where its activations no longer change and it is as good as"
+        " its linearised model."
+    ),
     cost={"quick": "30 s on two cores", "paper": "45 min on one GPU, with CIFAR-10"},
     grid=grid,
     trial=trial,

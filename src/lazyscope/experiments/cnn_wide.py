@@ -497,6 +497,11 @@ EXPERIMENT = Experiment(
     name="cnn-wide",
     source="Chizat, Oyallon, Bach 2019, Figure 3(b)",
     title="Wide convolutional nets, standard and linearised, and fixed features",
+    caption=(
+        "Three kinds of models on the same images: wide networks trained as usual, the same networks linearised,"
+        " and linear classifiers on fixed features. Linearised networks do worse than fixed features, and both do"
+        " worse than trained networks."
+    ),
     cost={"quick": "30 s on two cores", "paper": "90 min on one GPU, with CIFAR-10"},
     grid=grid,
     trial=trial,

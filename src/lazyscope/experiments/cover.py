@@ -177,6 +177,11 @@ EXPERIMENT = Experiment(
     name="cover",
     source="Chizat, Oyallon, Bach 2019, Figure 1(a,b)",
     title="Neurons move to the teacher's neurons, or barely move",
+    caption=(
+        "Two networks learn the same teacher, whose neurons are the arrows, and both fit the data. From a small"
+        " initialisation (left) the neurons move to the arrows; from a large one (right) they barely move, which"
+        " is lazy training."
+    ),
     cost={"quick": "10 s on two cores", "paper": "2 min on two cores"},
     grid=grid,
     trial=trial,

@@ -347,6 +347,11 @@ EXPERIMENT = Experiment(
     name="deconvolution",
     source="Chizat 2020, talk, sparse deconvolution; Chizat 2019, Figures 1 to 3",
     title="Conic particle gradient descent finds the spikes, with a certificate of optimality",
+    caption=(
+        "A few point sources must be found from their blurred sum, a problem to which training a two-layer"
+        " network is closely related. Particles that move by gradient descent find all of them if there are enough"
+        " particles, and a certificate proves that the result is optimal."
+    ),
     cost={"quick": "8 s on two cores", "paper": "30 s on two cores"},
     grid=grid,
     trial=trial,

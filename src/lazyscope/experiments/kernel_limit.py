@@ -135,6 +135,10 @@ EXPERIMENT = Experiment(
     name="kernel-limit",
     source="Chizat, Oyallon, Bach 2019, supplement A.2, Figure 4 and Eq. (8)",
     title="Tangent kernels of two-layer ReLU nets converge to their limit at the rate m^(-1/2)",
+    caption=(
+        "The tangent kernel of a network at its random initialisation is random, too. As the network gets wider"
+        " it approaches a fixed limit, at the rate of one over the square root of the width."
+    ),
     cost={"quick": "3 s on two cores", "paper": "20 s on two cores"},
     grid=grid,
     trial=trial,

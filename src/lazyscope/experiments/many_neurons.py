@@ -53,6 +53,10 @@ EXPERIMENT = Experiment(
     name="many-neurons",
     source="Chizat, Oyallon, Bach 2019, supplement, Figure 6",
     title="Two hundred neurons: feature learning, and two lazy initialisations",
+    caption=(
+        "The cover figure with two hundred neurons instead of twenty: a wide network is lazy or not, depending on"
+        " its scale. If its initial output is not zero, its neurons have to move further, to compensate for it."
+    ),
     cost={"quick": "8 s on two cores", "paper": "4 min on two cores"},
     grid=grid,
     trial=trial,

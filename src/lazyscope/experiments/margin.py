@@ -324,6 +324,11 @@ EXPERIMENT = Experiment(
     name="margin",
     source="Chizat 2020 (talk), Exponential loss and implicit bias",
     title="Gradient flow converges to max-margin classifiers, in F₁ or in F₂",
+    caption=(
+        "On separable data, training long enough maximises a margin, but which margin depends on what is trained."
+        " If both layers are trained, the boundary adapts to the data; if the hidden layer is fixed, it is that of"
+        " a kernel method, which has larger test errors in dimension 15."
+    ),
     cost={"quick": "12 s on two cores", "paper": "30 min on two cores, minutes on a GPU"},
     grid=grid,
     trial=trial,

@@ -208,6 +208,11 @@ EXPERIMENT = Experiment(
     name="mean-field",
     source="Chizat 2020, talk, mean-field dynamic; interacting particles",
     title="Wide nets follow the Wasserstein gradient flow",
+    caption=(
+        "A wide network can be described by the distribution of its neurons, which moves like a fluid. Networks"
+        " of finite width follow this limit, with an error of about one over the square root of the width at all"
+        " times."
+    ),
     cost={"quick": "6 s on two cores", "paper": "80 s on two cores"},
     grid=grid,
     trial=trial,

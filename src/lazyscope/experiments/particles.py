@@ -190,6 +190,11 @@ EXPERIMENT = Experiment(
     name="particles",
     source="Chizat 2020, talk, numerical illustrations; Chizat and Bach 2018, Figures 2 and 3",
     title="Many particles reach the global minimum",
+    caption=(
+        "Each particle is a neuron that moves by gradient descent. With as many neurons as the teacher has,"
+        " training often gets stuck; with many more, it reaches the best possible value from every start that was"
+        " tried."
+    ),
     cost={"quick": "8 s on two cores", "paper": "4 min on two cores"},
     grid=grid,
     trial=trial,

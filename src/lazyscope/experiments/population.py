@@ -187,6 +187,11 @@ EXPERIMENT = Experiment(
     name="population",
     source="Chizat, Oyallon, Bach 2019, Figure 2(b)",
     title="SGD on the population loss: large initialisations end in a local minimum",
+    caption=(
+        "A network with too few neurons sees new data at every step, so it cannot overfit. From a small"
+        " initialisation it reaches a small loss; from a large one it is lazy and stops at a worse solution, that"
+        " of its tangent model."
+    ),
     cost={"quick": "7 s on two cores", "paper": "2 min on a GPU, 30 min on two cores"},
     grid=grid,
     trial=trial,

@@ -214,6 +214,11 @@ EXPERIMENT = Experiment(
     name="quadratic",
     source="Ghorbani, Mei, Misiakiewicz, Montanari 2019, Figure 1, Theorems 1–3",
     title="A quadratic target: random features, neural tangent models and trained nets",
+    caption=(
+        "The target is a quadratic function of a high-dimensional input. With the same number of neurons, a"
+        " trained network does better than its tangent model, which does better than random features, by the"
+        " amounts that the theorems predict."
+    ),
     cost={"quick": "5 s on two cores", "paper": "1 min on a GPU, hours on two cores"},
     grid=grid,
     trial=trial,

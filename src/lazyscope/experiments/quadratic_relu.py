@@ -125,6 +125,10 @@ EXPERIMENT = Experiment(
     name="quadratic-relu",
     source="Ghorbani, Mei, Misiakiewicz, Montanari 2019, Figure 3",
     title="A quadratic target and ReLU: the gap between NT and NN remains",
+    caption=(
+        "The same comparison with ReLU neurons, for which there is no theorem on the trained network. The network"
+        " still does better than its tangent model, and the tangent model better than random features."
+    ),
     cost={"quick": "8 s on two cores", "paper": "2 min on a GPU, hours on two cores"},
     grid=grid,
     trial=trial,

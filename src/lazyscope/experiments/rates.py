@@ -170,6 +170,10 @@ EXPERIMENT = Experiment(
     name="rates",
     source="Chizat, Oyallon, Bach 2019, Theorems 2.2 and 2.4; supplement, Proposition A.1",
     title="The gradient flow approaches the tangent flow as α grows",
+    caption=(
+        "As the scale α grows, a network and its tangent model become closer during training. The slopes of these"
+        " lines in logarithmic axes are the rates of the theorems."
+    ),
     cost={"quick": "5 s on two cores", "paper": "2 min on two cores"},
     grid=grid,
     trial=trial,

@@ -178,6 +178,11 @@ EXPERIMENT = Experiment(
     name="relative-scale",
     source="Chizat, Oyallon, Bach 2019, section 1.2; Hadiji 2023",
     title="The inverse relative scale κ of scaled, homogeneous and wide models",
+    caption=(
+        "The number κ, computed at the initialisation, says whether training will be lazy: it is if κ is far"
+        " below 1. The panels show how κ changes with the scale of the outputs, the scale of the weights, and the"
+        " width."
+    ),
     cost={"quick": "10 s on two cores", "paper": "2 min on two cores"},
     grid=grid,
     trial=trial,

@@ -142,6 +142,11 @@ EXPERIMENT = Experiment(
     name="scale",
     source="Chizat, Oyallon, Bach 2019, Figure 1(c)",
     title="Generalisation worsens as the scale of the initialisation grows",
+    caption=(
+        "The test loss of networks that all fit their training data, against the scale τ of their initialisation."
+        " It is small for small τ and climbs to that of the tangent model as τ grows: lazy training generalises"
+        " worse here."
+    ),
     cost={"quick": "15 s on two cores", "paper": "90 s on a GPU, hours on two cores"},
     grid=grid,
     trial=trial,

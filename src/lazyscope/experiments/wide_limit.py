@@ -225,6 +225,10 @@ EXPERIMENT = Experiment(
     name="wide-limit",
     source="Chizat 2020, talk, Neural Tangent Kernel; Hadiji 2023, lecture",
     title="Wide nets: the tangent kernel and the trained function converge to their infinite-width limits",
+    caption=(
+        "As networks get wider, their tangent kernels at the initialisation approach a fixed limit. The functions"
+        " that they learn approach kernel regression with this limit."
+    ),
     cost={"quick": "10 s on two cores", "paper": "3 min on two cores"},
     grid=grid,
     trial=trial,

@@ -173,6 +173,10 @@ EXPERIMENT = Experiment(
     name="width",
     source="Chizat, Oyallon, Bach 2019, Figure 2(a)",
     title="More neurons: lazy with 1/√m, not with 1/m",
+    caption=(
+        "More neurons do not make a network lazy by themselves. They do when the output is divided by the square"
+        " root of the width, where the test loss grows, but not when it is divided by the width."
+    ),
     cost={"quick": "10 s on two cores", "paper": "5 min on a GPU, hours on two cores"},
     grid=grid,
     trial=trial,

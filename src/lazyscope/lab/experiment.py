@@ -161,6 +161,7 @@ class Experiment:
         files: The files and folders that the trials read. A trial runs again if their content changes. Relative paths
             are relative to the current folder, as in `open`.
         variables: The environment variables that the trials read. A trial runs again if their values change.
+        caption: Two sentences about the figure, for readers who do not know the source.
     """
 
     name: str
@@ -174,6 +175,7 @@ class Experiment:
     chunk: int = 1
     files: tuple[str | Path, ...] = ()
     variables: tuple[str, ...] = ()
+    caption: str = ""
 
     def __post_init__(self) -> None:
         if (

@@ -79,6 +79,7 @@ class Outcome:
         basis: A hash of the trials and of the code that draws and checks them. As long as it is unchanged, the figure
             is not drawn again.
         code: The hash of the code of the trials. If it differs from that of the present code, the record is stale.
+        caption: The caption of the experiment.
     """
 
     name: str
@@ -94,6 +95,7 @@ class Outcome:
     runs: tuple[Run, ...] = ()
     basis: str = field(default="", compare=False)
     code: str = field(default="", compare=False)
+    caption: str = ""
 
     @property
     def holds(self) -> bool:
@@ -213,6 +215,7 @@ class View:
             png,
             svg,
             _runs(self.records),
+            caption=experiment.caption,
         )
 
 

@@ -17,6 +17,7 @@ from lazyscope.lab.failure import failed
 from lazyscope.lab.outcome import Outcome
 from lazyscope.lab.run import evaluate, records
 from lazyscope.lab.store import DamagedFile, Store
+from lazyscope.lab.story import by_publication
 
 _LARGEST_SVG = 400_000  # bytes; a larger SVG (thousands of paths) is replaced by the PNG, which is smaller and faster
 
@@ -63,14 +64,15 @@ def write_report(root: Path) -> Path:
     """
     found = (_load(path) for scale in SCALES for path in sorted(root.glob(f"*/{scale}.json")))
     outcomes = [outcome for outcome in found if outcome is not None]
-    outcomes.sort(key=lambda outcome: (outcome.name, SCALES.index(outcome.scale)))
+    outcomes.sort(key=lambda outcome: SCALES.index(outcome.scale))
+    papers = by_publication(outcomes)  # the sort is stable: quick comes before paper
     environment = Environment(
         loader=PackageLoader("lazyscope", "lab"), autoescape=True, undefined=StrictUndefined, trim_blocks=True
     )
     environment.filters["picture"] = _picture
     environment.filters["duration"] = duration
     path = root / "index.html"
-    disk.write(path, environment.get_template("report.html.jinja").render(outcomes=outcomes).encode())
+    disk.write(path, environment.get_template("report.html.jinja").render(outcomes=outcomes, papers=papers).encode())
     return path
 
 

@@ -338,7 +338,8 @@ def _drawing(experiment: Experiment) -> str:
 
 def _basis(view: View, drawing: str) -> str:
     """Return a hash of everything that an outcome depends on, or "" if that is unknown."""
-    words = [drawing, mpl.__version__, view.experiment.source, view.experiment.title]
+    experiment = view.experiment
+    words = [drawing, mpl.__version__, experiment.source, experiment.title, experiment.caption]
     texts = words + [record.checksum for record in view.records]
     return hashlib.sha256("\n".join(texts).encode()).hexdigest()[:32] if drawing else ""
 
