@@ -9,8 +9,10 @@ from __future__ import annotations
 import contextlib
 import importlib.util
 import io
+import json
 import re
 import sys
+import tempfile
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -19,7 +21,9 @@ from matplotlib.figure import Figure
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
 
-TUTORIALS = Path(__file__).parent.parent / "tutorials"
+TUTORIALS = Path(__file__).resolve().parent.parent / "tutorials"
+COLAB = "https://colab.research.google.com/github/lazyscope/lazyscope/blob/gh-pages/tutorials"
+"""The notebooks of the published site, in the branch that GitHub serves."""
 
 
 def on_files(files: Files, *, config: MkDocsConfig, **_: Any) -> Files:
@@ -27,6 +31,9 @@ def on_files(files: Files, *, config: MkDocsConfig, **_: Any) -> Files:
     for path in sorted(TUTORIALS.glob("*.py")):
         text, pictures = page(path)
         files.append(File.generated(config, f"tutorials/{path.stem}.md", content=text))
+        files.append(
+            File.generated(config, f"tutorials/{path.stem}.ipynb", content=json.dumps(notebook(path), indent=1))
+        )
         for name, content in pictures.items():
             files.append(File.generated(config, f"tutorials/{name}", content=content))
     return files
@@ -34,6 +41,11 @@ def on_files(files: Files, *, config: MkDocsConfig, **_: Any) -> Files:
 
 def page(path: Path) -> tuple[str, dict[str, bytes]]:
     """Return the tutorial as Markdown, and its pictures by name."""
+    with tempfile.TemporaryDirectory() as folder, contextlib.chdir(folder):  # for the files that a tutorial writes
+        return _page(path)
+
+
+def _page(path: Path) -> tuple[str, dict[str, bytes]]:
     module = _module(path)
     parts: list[str] = []
     pictures: dict[str, bytes] = {}
@@ -41,7 +53,7 @@ def page(path: Path) -> tuple[str, dict[str, bytes]]:
     try:
         for line, kind, source in cells(path.read_text(encoding="utf-8")):
             if kind == "markdown":
-                parts.append("\n".join(row.removeprefix("#").removeprefix(" ") for row in source.splitlines()))
+                parts.append(_text(source))
                 continue
             parts.append(f"```python\n{source.strip()}\n```")
             printed = _run(source, line, path, module)
@@ -55,8 +67,31 @@ def page(path: Path) -> tuple[str, dict[str, bytes]]:
                 parts.append(f"![The figure that the code above draws]({name})")
     finally:
         del sys.modules[module.__name__]
+    parts.insert(1, f"[Download as a notebook]({path.stem}.ipynb) · [Open in Colab]({COLAB}/{path.stem}.ipynb)")
     source_line = f"<small>This page is `tutorials/{path.name}`, run when the site was built.</small>"
     return "\n\n".join([*parts, source_line]) + "\n", pictures
+
+
+def notebook(path: Path) -> dict[str, Any]:
+    """Return the tutorial as a Jupyter notebook without outputs, in version 4.5 of its format.
+
+    The first cell installs lazyscope. The others are the cells that `page` runs.
+    """
+    found = [_cell("install", "code", '%pip install --quiet "lazyscope[all]"')]
+    for i, (_, kind, source) in enumerate(cells(path.read_text(encoding="utf-8"))):
+        text = _text(source) if kind == "markdown" else source.strip()
+        found.append(_cell(f"cell-{i}", kind, text))
+    names = {"kernelspec": {"display_name": "Python 3", "language": "python", "name": "python3"}}
+    return {"nbformat": 4, "nbformat_minor": 5, "metadata": names, "cells": found}
+
+
+def _cell(name: str, kind: str, text: str) -> dict[str, Any]:
+    cell = {"cell_type": kind, "id": name, "metadata": {}, "source": text.splitlines(keepends=True)}
+    return {**cell, "execution_count": None, "outputs": []} if kind == "code" else cell
+
+
+def _text(source: str) -> str:
+    return "\n".join(row.removeprefix("#").removeprefix(" ") for row in source.splitlines()).strip()
 
 
 def cells(text: str) -> list[tuple[int, str, str]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import subprocess
@@ -62,6 +63,24 @@ def test_site_builds_without_a_warning_and_has_every_tutorial(site: Path) -> Non
     for tutorial in (ROOT / "tutorials").glob("*.py"):
         page = site / "tutorials" / tutorial.stem / "index.html"
         assert "run when the site was built" in page.read_text(encoding="utf-8"), tutorial.name
+
+
+def test_notebooks_have_the_cells_of_the_scripts() -> None:
+    """The site runs the scripts cell by cell, so the notebooks run too."""
+    from docs.tutorials import TUTORIALS, cells, notebook
+
+    for path in TUTORIALS.glob("*.py"):
+        made = json.loads(json.dumps(notebook(path)))
+        assert (made["nbformat"], made["nbformat_minor"]) == (4, 5)
+        first, *rest = made["cells"]
+        assert first["source"][0].startswith("%pip install")
+        assert len({cell["id"] for cell in made["cells"]}) == len(made["cells"])
+        for cell, (_, kind, source) in zip(rest, cells(path.read_text(encoding="utf-8")), strict=True):
+            assert cell["cell_type"] == kind
+            if kind == "code":
+                assert "".join(cell["source"]) == source.strip()
+            else:
+                assert not any(line.startswith("# %%") for line in cell["source"])
 
 
 @pytest.mark.slow
