@@ -25,9 +25,10 @@ NAMES = {
 _HEAD = """\
 # Licences
 
-lazyscope is released under the [MIT licence](LICENSE). It contains no code of other packages. The set-up installs the
-following packages, each under its own licence, according to its metadata. `pip install lazyscope` installs those marked
-*needed*; the others belong to extras, or are tools for tests and documentation. `make licences` writes this list.
+lazyscope is released under the [MIT licence](LICENSE). Its tests contain [axe-core](tests/vendor) (MPL-2.0), and its
+documentation the font [STIX Two Math](docs/assets/fonts) (OFL-1.1); neither is part of the package. The set-up installs
+the following packages, each under its own licence, according to its metadata. `pip install lazyscope` installs those
+marked *needed*; the others belong to extras, or are tools for tests and documentation. `make licences` writes this list.
 
 | package | version | licence | |
 |---|---|---|---|

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import re
 import subprocess
 import sys
+import threading
 import zlib
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from types import ModuleType
+from typing import Literal
 
 import pytest
+from tests.app.visitor import CHROMIUM, chromium, complaints_of, serious
 
 import lazyscope
 from lazyscope import data, diagnose, flow, lab, linalg, problem, solve, tangent, theory
@@ -20,6 +25,8 @@ from lazyscope.theory import margin
 
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
+
+VIEWS: list[tuple[int, Literal["light", "dark"]]] = [(1280, "light"), (390, "dark")]
 
 ROOMS = [
     *(lazyscope, sys.modules["lazyscope.inspect"], sys.modules["lazyscope.certify"], theory, margin, particles),
@@ -81,6 +88,26 @@ def test_notebooks_have_the_cells_of_the_scripts() -> None:
                 assert "".join(cell["source"]) == source.strip()
             else:
                 assert not any(line.startswith("# %%") for line in cell["source"])
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(CHROMIUM is None, reason="no browser is installed: apt install chromium")
+@pytest.mark.xdist_group("site")
+def test_the_site_is_accessible_and_asks_no_other_host(site: Path) -> None:
+    handler = functools.partial(SimpleHTTPRequestHandler, directory=str(site))
+    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server, chromium() as browser:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        here = f"http://127.0.0.1:{server.server_port}/"
+        for width, scheme in VIEWS:
+            page = browser.new_page(viewport={"width": width, "height": 844}, color_scheme=scheme)
+            complaints = complaints_of(page)
+            for place in ("", "concepts/", "figures/"):
+                page.goto(here + place)
+                assert serious(page) == [], place
+                assert page.evaluate("document.documentElement.scrollWidth") <= width, place
+            page.close()
+            assert [said for said in complaints if not said.startswith(here)] == []
+        server.shutdown()
 
 
 @pytest.mark.slow
