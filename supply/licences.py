@@ -28,7 +28,7 @@ _HEAD = """\
 lazyscope is released under the [MIT licence](LICENSE). Its tests contain [axe-core](tests/vendor) (MPL-2.0), and its
 documentation the font [STIX Two Math](docs/assets/fonts) (OFL-1.1); neither is part of the package. The set-up installs
 the following packages, each under its own licence, according to its metadata. `pip install lazyscope` installs those
-marked *needed*; the others belong to extras, or are tools for tests and documentation. `make licences` writes this list.
+marked *needed*; the others belong to extras, or are tools for tests and documentation. `make licences` writes the list.
 
 | package | version | licence | |
 |---|---|---|---|

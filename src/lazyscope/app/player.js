@@ -199,14 +199,14 @@
   }
 
   const redraws = [];
-  const bar = html("div", { id: "bar" }, document.body), shelf = html("div", { id: "panels" }, document.body);
+  const bar = html("div", { id: "bar" }, document.body);
+  const cards = html("div", { id: "numbers" }, document.body), shelf = html("div", { id: "panels" }, document.body);
   for (const panel of SCENE.panels) {
     const svg = make("svg", { viewBox: `0 0 ${W} ${H}`, role: "img", "aria-label": panel.title }, html("figure", {}, shelf));
     const place = frameOf(panel, svg);
     for (const mark of panel.marks) { const draw = DRAW[mark.kind](mark, place); if (draw) redraws.push(draw); }
     legend(panel, svg, place);
   }
-  const cards = html("div", { id: "numbers" }, document.body);
   const count = SCENE.numbers.length;
   cards.style.setProperty("--columns", count > 6 ? Math.ceil(count / 2) : count); // rows of equal length
   for (const number of SCENE.numbers) {
