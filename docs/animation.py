@@ -82,7 +82,8 @@ def _losses(axis: Axes, trials: Trials, now: int) -> None:
 def _bend(place: np.ndarray) -> np.ndarray:
     """Make distances beyond the unit circle logarithmic, so that all frames have the same axes."""
     radius = np.maximum(np.linalg.norm(place, axis=-1, keepdims=True), 1e-12)
-    return place / radius * np.where(radius <= 1, radius, 1 + 0.4 * np.log(np.maximum(radius, 1)))
+    bent: np.ndarray = place / radius * np.where(radius <= 1, radius, 1 + 0.4 * np.log(np.maximum(radius, 1)))
+    return bent
 
 
 def _colour(sign: float) -> str:
