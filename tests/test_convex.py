@@ -197,6 +197,21 @@ def test_least_squares_moves_in_the_image_to_the_closest_minimiser(n: int, extra
     torch.testing.assert_close(theory.closest_minimiser(features, targets, start), start + shortest)
 
 
+@pytest.mark.parametrize(("p", "n", "rank"), [(3, 9, 3), (8, 9, 3), (9, 8, 3), (9, 3, 3)])
+def test_least_squares_of_any_rank_ends_at_the_projection_of_the_targets(p: int, n: int, rank: int) -> None:
+    features, targets, start = convex.gaussian_data(p, n, rank=rank)
+    assert int(torch.linalg.matrix_rank(features)) == rank
+    problem = convex.least_squares(features, targets, start)
+    last = problem.descend(numbers(1 / problem.smoothness), torch.tensor([0, 3000])).path[-1, 0]
+    projection = features.mT @ torch.linalg.pinv(features.mT) @ targets
+    torch.testing.assert_close(last @ features, projection, rtol=1e-9, atol=1e-9)
+    torch.testing.assert_close(last, problem.nearest(start), rtol=1e-9, atol=1e-9)
+    loss = (last @ features - targets).square().sum() / (2 * n)
+    assert float(problem.value(last)) == pytest.approx(0, abs=1e-15)
+    assert float(loss) == pytest.approx(float((targets - projection).square().sum() / (2 * n)), abs=1e-12)
+    assert (problem.strong_convexity > 0) == (rank == p)
+
+
 def test_least_squares_is_the_linear_model_under_the_general_descent() -> None:
     """`gradient_descent` with `Model` and `Square` gives the same iterates."""
     problem = convex.gaussian_least_squares(p=8, n=3)

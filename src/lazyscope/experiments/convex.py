@@ -15,7 +15,7 @@ from matplotlib.figure import Figure
 
 from lazyscope.lab.experiment import Claim, Experiment, Params, Result, Trials
 from lazyscope.lab.style import BLACK, BLUE, GREEN, ORANGE, PURPLE, RED, SKY, panels
-from lazyscope.problem.convex import PROBLEMS, Convex
+from lazyscope.problem.convex import PROBLEMS, Convex, gaussian_data
 from lazyscope.theory.convex import absolute_step, absolute_time, best_step, contraction
 
 SLOPE = 2.0  # the slide draws 2|x - 0.4|
@@ -45,8 +45,11 @@ def grid(scale: str) -> list[Params]:
     for name in EXERCISES:
         steps, length = [0.05, 0.1, 0.2, 0.4] if paper else [0.1, 0.4], 100_000 if paper and name == "b" else 800
         points += _sweep(name, start=[1.03], step=steps, steps=[length])
-    p, n, seeds = (200, 50, range(10)) if paper else (20, 5, range(3))
-    return points + _sweep("least squares", p=[p], n=[n], seed=seeds, step=[1.0, 1.9, 2.05], steps=[900])
+    large, small, seeds = (200, 50, range(10)) if paper else (20, 5, range(3))
+    for p, n, rank in (large, small, small), (small, large, small), (large, large, small):
+        axes = {"p": [p], "n": [n], "rank": [rank], "seed": seeds}
+        points += _sweep("least squares", **axes, step=[1.0, 1.9, 2.05], steps=[900])
+    return points
 
 
 def _sweep(problem: str, **axes: Iterable[int | float]) -> list[Params]:
@@ -69,10 +72,24 @@ def trial(points: list[Params], device: torch.device) -> list[Result]:
         unit = problem.smoothness if math.isfinite(problem.smoothness) else 1.0
         lr = torch.tensor([float(point["step"]) / unit for point in members], dtype=torch.float64)
         descent = problem.descend(lr, torch.from_numpy(times))
-        for i in range(len(members)):
+        for i, point in enumerate(members):
             curves = {name: curve[:, i].numpy() for name, curve in vars(descent).items() if name != "path"}
             results.append({**curves, "path": descent.path[:, i, :2].numpy(), "times": times})
+            if point["problem"] == "least squares":
+                results[-1] |= _fitted(point, descent.path[-1, i])
     return results
+
+
+def _fitted(point: Params, w: torch.Tensor) -> Result:
+    """Compare the outputs Xᵀw with the projection of Y on Im Xᵀ, and measure the part of w outside Im X."""
+    x, y, _ = gaussian_data(*(int(point[name]) for name in ("p", "n", "seed", "rank")))
+    inside, _, outputs = torch.linalg.svd(x, full_matrices=False)
+    inside, outputs = inside[:, : int(point["rank"])], outputs[: int(point["rank"])].mT
+    fitted = outputs @ (outputs.mT @ y)
+    return {
+        "projection": float((w @ x - fitted).norm() / fitted.norm()),
+        "outside": float((w - inside @ (inside.mT @ w)).norm() / w.norm()),
+    }
 
 
 def _runs(trials: Trials, problem: str) -> list[Run]:
@@ -96,7 +113,10 @@ def claims(trials: Trials) -> list[Claim]:
     low = [r.value[t] / r.value[0] for r, t in zip(b, early, strict=True)]
     near = [1 - r.distance[t] / r.distance[0] for r, t in zip(b, early, strict=True)]
     sway = [abs(abs(r.path[-2:, 1]).sum() / r.step - 1) for r in c]
-    end = [r.distance[-1] / r.distance[0] for r in squares if r.step < 2]
+    settled = [r for r in squares if r.step < 2]
+    end = [r.distance[-1] / r.distance[0] for r in settled]
+    stays = [r.drift / r.moved[-1] for r in squares if r.rank == r.p]
+    free = [0.1 / r.outside for r in settled if r.rank < min(r.p, r.n)]
     every = [r.error.max() for r in (*cond, *squares, *a, *b)]
     rows: list[tuple[float, str, str, list[Any]]] = [
         (1e-12, "gap (1-ηλ)^t (w₀-w*): relative error at every t", "(1-η)^t exactly", [r.error for r in line]),
@@ -129,9 +149,29 @@ def claims(trials: Trials) -> list[Claim]:
         ),
         (
             1e-12,
-            "least squares: relative distance to w₀ + X(XᵀX)⁻¹(Y-Xᵀw₀), the closest minimiser, at the end",
+            "least squares: relative distance to w₀ + (Xᵀ)⁺(Y-Xᵀw₀), the closest minimiser, at the end",
             "converges",
             end,
+        ),
+        (
+            1e-10,
+            "least squares, p < n, p > n and rank X < min(p, n): relative distance of Xᵀw from the projection of Y on "
+            "Im Xᵀ at the end",
+            "reached at the projection of Y",
+            [r.projection for r in settled],
+        ),
+        (
+            1e-9,
+            "least squares, p < n: relative distance between the minimisers closest to w_t and to w₀",
+            "loss has a unique minimiser",
+            stays,
+        ),
+        (
+            1,
+            "least squares, rank X < min(p, n): the minimiser is not unique, the part of w outside Im X stays: 0.1 ‖w‖ "
+            "/ ‖outside‖ at the end",
+            "if Rank(Xᵀ) < n, loss has unique minimizer (true for rank p)",
+            free,
         ),
     ]
     worst = [float(np.max([np.max(value) for value in values])) for *_, values in rows]
@@ -162,7 +202,7 @@ def figure(trials: Trials) -> Figure:
     for axis, (name, (step, formula)) in zip(axes[3], EXERCISES.items(), strict=False):
         _exercise(axis, next(r for r in runs[name] if r.step == step))
         axis.set_title(rf"{name}) ${formula}$, $\eta={step}$")
-    _least_squares(axes[2:, 3], [r for r in runs["least squares"] if r.step == 1])
+    _least_squares(axes[2:, 3], [r for r in runs["least squares"] if r.step == 1 and r.p > r.n])
     return page
 
 

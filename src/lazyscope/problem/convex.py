@@ -209,9 +209,10 @@ def exercise_c(start: Real = 1.0) -> Convex:
 
 
 def least_squares(features: Float[Tensor, "p n"], targets: Float[Tensor, " n"], start: Float[Tensor, " p"]) -> Convex:
-    """Least squares `F(w) = ‖Xᵀw - Y‖²/2n` with rank X = n ≤ p.
+    """Least squares `F(w) = ‖Xᵀw - Y‖²/2n - F*` with X of any rank.
 
-    This is a quadratic with M = XXᵀ/n, flat in p - n directions.
+    This is a quadratic with M = XXᵀ/n, flat in p - rank X directions. With rank X = n, F* = 0. Otherwise F* > 0 unless
+    Y is in Im Xᵀ, and F is computed as ‖Xᵀ(w - w*)‖²/2n, so that small values are not lost by cancellation.
 
     Args:
         features: The matrix X, with one sample per column.
@@ -224,19 +225,28 @@ def least_squares(features: Float[Tensor, "p n"], targets: Float[Tensor, " n"], 
     n = len(targets)
     nearest = partial(theory.closest_minimiser, features, targets)
     problem = quadratic(features @ features.mT / n, nearest(torch.zeros_like(start)), start)
-    return replace(problem, value=lambda w: ((w @ features - targets) ** 2).sum(-1) / (2 * n), nearest=nearest)
+    fits = int(torch.linalg.matrix_rank(features)) == n
+    fitted = targets if fits else nearest(torch.zeros_like(start)) @ features
+    return replace(problem, value=lambda w: ((w @ features - fitted) ** 2).sum(-1) / (2 * n), nearest=nearest)
 
 
-def gaussian_data(p: int, n: int, seed: int = 0) -> tuple[Tensor, Tensor, Tensor]:
-    """Draw standard Gaussian data: the matrix X with n columns in ℝᵖ, the targets Y and a start w₀."""
+def gaussian_data(p: int, n: int, seed: int = 0, rank: int | None = None) -> tuple[Tensor, Tensor, Tensor]:
+    """Draw standard Gaussian data: the matrix X with n columns in ℝᵖ, the targets Y and a start w₀.
+
+    With a `rank` below p and n, the samples are projected on a random subspace of that dimension.
+    """
     random = torch.Generator().manual_seed(seed)
     table = torch.randn(n + 1, p, dtype=torch.float64, generator=random, device="cpu")
-    return table[1:].mT, torch.randn(n, dtype=torch.float64, generator=random, device="cpu"), table[0]
+    x, start, y = table[1:].mT, table[0], torch.randn(n, dtype=torch.float64, generator=random, device="cpu")
+    if rank is not None and rank < min(p, n):
+        basis = torch.linalg.qr(torch.randn(p, rank, dtype=torch.float64, generator=random, device="cpu")).Q
+        x = basis @ (basis.mT @ x)
+    return x, y, start
 
 
-def gaussian_least_squares(p: int, n: int, seed: int = 0) -> Convex:
+def gaussian_least_squares(p: int, n: int, seed: int = 0, rank: int | None = None) -> Convex:
     """Least squares on the data of `gaussian_data`."""
-    return least_squares(*gaussian_data(p, n, seed))
+    return least_squares(*gaussian_data(p, n, seed, rank))
 
 
 PROBLEMS: dict[str, Callable[..., Convex]] = {

@@ -188,12 +188,14 @@ def huber(gap: Tensor, lr: Number, steps: Number) -> Tensor:
 def closest_minimiser(
     features: Float[Tensor, "p n"], targets: Float[Tensor, " n"], start: Float[Tensor, "*batch p"]
 ) -> Float[Tensor, "*batch p"]:
-    """Compute the limit of gradient descent on `‖Xᵀw - Y‖²/2n` from w₀, if X ∈ ℝ^{p×n} has rank n ≤ p.
+    """Compute the limit of gradient descent on `‖Xᵀw - Y‖²/2n` from w₀, for X ∈ ℝ^{p×n} of any rank.
 
-    The limit is `w₀ + X(XᵀX)⁻¹(Y - Xᵀw₀)`, the minimiser closest to w₀. Proof: every gradient X(Xᵀw - Y)/n is in Im X,
-    so w_t ∈ w₀ + Im X. On this affine space, the curvatures are the positive eigenvalues of XXᵀ/n, so there is one
-    minimiser, and convergence is geometric for η < 2n/λ_max. The minimisers form an affine space orthogonal to Im X, so
-    the limit is the orthogonal projection of w₀ on it.
+    The limit is `w₀ + (Xᵀ)⁺(Y - Xᵀw₀)`, the minimiser closest to w₀, where ⁺ is the pseudo-inverse; if the rank is
+    n ≤ p, (Xᵀ)⁺ = X(XᵀX)⁻¹. Proof: every gradient X(Xᵀw - Y)/n is in Im X, so w_t ∈ w₀ + Im X. On this affine space,
+    the curvatures are the positive eigenvalues of XXᵀ/n, so there is one minimiser, and convergence is geometric for
+    η < 2n/λ_max. The minimisers form an affine space orthogonal to Im X, so the limit is the orthogonal projection of
+    w₀ on it. The outputs Xᵀw of all minimisers are the projection of Y on Im Xᵀ. The minimiser is unique if and only if
+    the rank is p, and not whenever it is below n, as a slide says.
 
     Args:
         features: The matrix X, of shape (p, n).
@@ -204,5 +206,5 @@ def closest_minimiser(
         The limit, of shape (*batch, p).
     """
     residual = targets - start @ features
-    weights: Tensor = torch.linalg.solve(features.mT @ features, residual[..., None])
-    return start + (features @ weights)[..., 0]
+    shift: Tensor = torch.linalg.pinv(features.mT) @ residual[..., None]
+    return start + shift[..., 0]
