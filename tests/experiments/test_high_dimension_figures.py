@@ -12,7 +12,7 @@ import torch
 from lazyscope.experiments import mixture, quadratic, quadratic_relu
 from lazyscope.lab.experiment import Claim, Params, Result, Trial, Trials
 from lazyscope.lab.style import style
-from lazyscope.problem.quadratic import feature_counts, hidden_widths
+from lazyscope.problem.quadratic import Quadratic, feature_counts, hidden_widths
 from lazyscope.theory import high_dimension as theory
 
 CPU, DIM = torch.device("cpu"), 60
@@ -36,6 +36,10 @@ def ideal_quadratic() -> Trials:
     network = np.asarray(theory.network(SOME, spectrum))
     tangent = np.asarray(theory.neural_tangent(SOME / DIM, spectrum))
     names = {"random_features": first - excess, "neural_tangent": tangent, "network": network, "flow": network}
+    ranks = quadratic.ranks(DIM)
+    flat = [theory.neural_tangent(torch.tensor(r / DIM), Quadratic.flat(DIM, r).spectrum)[0] for r in ranks]
+    names["low_tangent"] = np.tile(np.array(flat), (len(POINTS), 1))
+    names["low_network"] = np.zeros((len(POINTS), len(ranks)))
     return of(names)
 
 
@@ -55,7 +59,10 @@ def ideal_relu() -> Trials:
     first, excess = quadratic_relu.predictions(bare, feature_counts(DIM))
     fixed = first - excess
     tangent = fixed[:, : len(SOME)] - 0.05
-    return of({"random_features": fixed, "neural_tangent": tangent, "network": tangent / 2.5})
+    square = np.subtract(*quadratic_relu.predictions(bare, feature_counts(DIM), lambda u: u.square() - 1))
+    return of(
+        {"random_features": fixed, "square_features": square, "neural_tangent": tangent, "network": tangent / 2.5}
+    )
 
 
 CASES: list[tuple[ModuleType, Callable[[], Trials], dict[str, list[int]]]] = [
@@ -63,14 +70,25 @@ CASES: list[tuple[ModuleType, Callable[[], Trials], dict[str, list[int]]]] = [
     (
         quadratic,
         ideal_quadratic,
-        {"random_features": [0, 1, 6, 7], "neural_tangent": [2], "network": [3, 5], "flow": [4]},
+        {
+            "random_features": [0, 1, 7, 8],
+            "neural_tangent": [2],
+            "network": [3, 5],
+            "flow": [4],
+            "low_tangent": [6],
+            "low_network": [6],
+        },
     ),
     (
         mixture,
         ideal_mixture,
         {"random_features": [0, 1], "neural_tangent": [2], "network": [3, 4, 6, 7], "descent": [5]},
     ),
-    (quadratic_relu, ideal_relu, {"random_features": [3], "neural_tangent": [1], "network": []}),
+    (
+        quadratic_relu,
+        ideal_relu,
+        {"random_features": [3, 4], "square_features": [4], "neural_tangent": [1], "network": []},
+    ),
 ]
 each_case = pytest.mark.parametrize(("module", "ideal", "wrong"), CASES, ids=["quadratic", "mixture", "relu"])
 

@@ -44,6 +44,22 @@ class Quadratic:
         """
         return Quadratic(exponential(dim, seeds).to(device))
 
+    @staticmethod
+    def flat(dim: int, rank: int, device: torch.device | str = "cpu") -> Quadratic:
+        """Construct one target whose B has `rank` equal eigenvalues and is 0 otherwise, with ‖B‖ = 1.
+
+        Args:
+            dim: The input dimension d.
+            rank: The rank of B, from 1 to d.
+            device: The device of the eigenvalues.
+
+        Returns:
+            One target, in float64.
+        """
+        spectrum = torch.zeros(1, dim, dtype=torch.float64, device=device)
+        spectrum[:, :rank] = 1 / math.sqrt(rank)
+        return Quadratic(spectrum)
+
     @property
     def forms(self) -> Forms:
         """The moments cov(y, xᵀAx) = 2⟨B, A⟩ and var(xᵀAx) = 2‖A‖² of quadratic forms, by Isserlis' theorem."""
@@ -97,6 +113,7 @@ class Quadratic:
             The weights at the recorded times, of shape `(t, b, n, N, d)`.
         """
         rate = self.spectrum[:, None, None, :]
+        still = rate == 0  # where the limit of expm1(8λh)/λ is 8h
         longest = float(step / (4 * self.spectrum.max()))
         seen, now = [], 0.0
         identity = torch.eye(w.shape[-2], dtype=w.dtype, device=w.device)
@@ -104,7 +121,8 @@ class Quadratic:
             pieces = math.ceil((time - now) / longest)
             for _ in range(pieces):
                 h = (time - now) / pieces
-                bracket = identity + (w * torch.expm1(8 * rate * h) / rate) @ w.mT
+                growth = torch.where(still, 8 * h, torch.expm1(8 * rate * h) / torch.where(still, 1.0, rate))
+                bracket = identity + (w * growth) @ w.mT
                 factor = torch.linalg.cholesky(bracket)
                 w = torch.linalg.solve_triangular(factor, w * torch.exp(4 * rate * h), upper=False)
             now = float(time)
