@@ -100,6 +100,10 @@ def flown() -> Trials:
         enough = width > int(point["teacher"]) and not (width == 10 and point["dim"] == 2)
         end = 1e-6 if enough else 1e-2
         curve = np.linspace(0, np.log(end), 20)[:, None] + np.zeros(count)
+        if point["start"] != particles.FULL:  # stuck, as are too few neurons
+            curve = np.where(np.arange(20)[:, None] > 0, np.log(0.5), curve)
+        elif width < int(point["teacher"]):
+            curve = np.where(np.arange(20)[:, None] > 0, np.log(end), curve)
         result: Result = {"times": times, "risk": np.exp(curve), "fixed": np.full(count, 0.3), "diverged": 0}
         if point["dim"] == 2:
             rays = np.stack([np.cos(np.arange(5)), np.sin(np.arange(5))], axis=1)
@@ -134,9 +138,12 @@ def test_particles_are_followed() -> None:
         ({"risk": lambda v: v + 1e-3}, 0),
         ({"diverged": lambda v: v + 1}, 0),
         ({"risk": lambda v: np.where(np.arange(len(v))[:, None] > 0, 1e-9, v)}, 1),
-        ({"risk": lambda v: v + 1e-3}, 2),
-        ({"risk": lambda v: v + 1}, 3),
-        ({"fixed": lambda v: 0 * v}, 4),
+        ({"risk": lambda v: np.where(np.arange(len(v))[:, None] > 0, 1e-9, v)}, 2),
+        ({"risk": lambda v: v * np.geomspace(1, 1e-2, len(v))[:, None]}, 2),
+        ({"risk": lambda v: v + 1e-3}, 3),
+        ({"risk": lambda v: v + 1}, 4),
+        ({"fixed": lambda v: 0 * v}, 5),
+        ({"risk": lambda v: v + 1e-3}, 6),
     ],
 )
 def test_particles_claims_fail(changes: dict[str, object], which: int) -> None:

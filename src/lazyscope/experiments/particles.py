@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 import torch
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import NullFormatter, ScalarFormatter
+from torch import Tensor
 
 from lazyscope.flow.descent import log_spaced
 from lazyscope.flow.particle import particle_flow
 from lazyscope.lab.experiment import Claim, Experiment, Params, Result, Trial, Trials
-from lazyscope.lab.style import BLACK, BLUE, ORANGE, RED, panels
+from lazyscope.lab.style import BLACK, BLUE, GREEN, ORANGE, PURPLE, RED, panels
 from lazyscope.problem.population import PopulationTeacher, student
 
 PLANE = {"dim": 2, "teacher": 5, "lr": 1.0}
@@ -23,17 +26,29 @@ REACHED = 1e-4
 above it."""
 
 
+FULL = "full support"
+CONE = "cone"
+POSITIVE = "positive"
+PARTIAL = {CONE: "all $b_i$ in a cone", POSITIVE: "all $a_i>0$"}
+"""Starts whose projection on the sphere does not have full support, with their labels."""
+
+
 def grid(scale: str) -> list[Params]:
     """List the plane with 5, 10 and 100 neurons, and a higher dimension with m below and above the teacher's width."""
     if scale == "paper":
         plane: Params = {**PLANE, "steps": 6000, "seeds": 12}
-        space: Params = {"dim": 100, "teacher": 20, "steps": 4000, "lr": 20.0, "seeds": 4}
+        space: Params = {"dim": 100, "teacher": 20, "steps": 4000, "lr": 20.0, "seeds": 4, "start": FULL}
         widths = [5, 10, 20, 40, 80, 160, 320]
     else:
         plane = {**PLANE, "steps": 2500, "seeds": 4}
-        space = {"dim": 20, "teacher": 5, "steps": 1000, "lr": 8.0, "seeds": 4}
+        space = {"dim": 20, "teacher": 5, "steps": 1000, "lr": 8.0, "seeds": 4, "start": FULL}
         widths = [2, 5, 10, 20, 40]
-    return [{"width": m, **plane} for m in (5, 10, 100)] + [{"width": m, **space} for m in widths]
+    short: Params = {**plane, "steps": int(plane["steps"]) // 4}
+    return [
+        *({"width": m, **plane, "start": FULL} for m in (5, 10, 100)),
+        *({"width": 100, **short, "start": name} for name in PARTIAL),
+        *({"width": m, **space} for m in widths),
+    ]
 
 
 def trial(points: list[Params], device: torch.device) -> list[Result]:
@@ -43,7 +58,7 @@ def trial(points: list[Params], device: torch.device) -> list[Result]:
         dim, count, width, steps = (int(point[name]) for name in ("dim", "teacher", "width", "steps"))
         seeds, plane = range(int(point["seeds"])), dim == 2
         problem = PopulationTeacher.spread(count, seeds, device) if plane else _drawn(dim, count, seeds, device)
-        start = student(width, dim, seeds).to(device)
+        start = restricted(student(width, dim, seeds), str(point["start"])).to(device)
         path = particle_flow(
             problem.energy, start, lr=float(point["lr"]), steps=steps, record=log_spaced(steps, 60), keep=plane
         )
@@ -65,6 +80,20 @@ def trial(points: list[Params], device: torch.device) -> list[Result]:
     return results
 
 
+def restricted(w: Tensor, name: str) -> Tensor:
+    """Return the particles (a, b) of a start: all b within 0.2 rad of the first axis of the plane, or all a > 0.
+
+    A flow of ReLU particles keeps a² - ‖b‖², which is 0 here, so a never changes its sign.
+    """
+    w = w.clone()
+    if name == CONE:
+        angle = 0.2 * torch.atan2(w[..., 2], w[..., 1]) / math.pi
+        w[..., 1], w[..., 2] = angle.cos(), angle.sin()
+    elif name == POSITIVE:
+        w[..., 0] = w[..., 0].abs()
+    return w
+
+
 def _drawn(dim: int, count: int, seeds: range, device: torch.device) -> PopulationTeacher:
     return PopulationTeacher.draw(dim, count, seeds, device)
 
@@ -77,13 +106,16 @@ def left(trial: Trial) -> np.ndarray:
 
 def claims(trials: Trials) -> list[Claim]:
     """Check which widths reach the global minimum."""
-    few, some, many = (left(t) for t in trials.where(dim=2))
+    few, some, many = (left(t) for t in trials.where(dim=2, start=FULL))
+    stuck = {name: _stuck(trials.where(start=name)[0]) for name in PARTIAL}
     space = Trials(t for t in trials if t.params["dim"] != 2)
     ends = np.array([np.median(left(t)) for t in space])
     fixed = np.array([np.median(np.asarray(t.result["fixed"]) / np.asarray(t.result["risk"])[0]) for t in space])
     widths, teacher = space.column("width"), int(space[0].params["teacher"])
     last, under = float(ends[-1]), float(np.median(left(space.where(width=teacher)[0])))
     shares = [float((values < REACHED).mean()) for values in (few, some, many)]
+    speeds = np.array([_speed(t) for t in space])
+    still, falling = speeds[widths < teacher], speeds[widths >= 4 * teacher]
     diverged = sum(int(t.result["diverged"]) for t in trials)
     return [
         Claim(
@@ -98,6 +130,13 @@ def claims(trials: Trials) -> list[Claim]:
             "non-convex landscape",
             f"{shares[0]:.0%}, {shares[1]:.0%}, {shares[2]:.0%} of the initialisations",
             shares[0] < 0.5 and shares[0] <= shares[1] < shares[2],
+        ),
+        Claim(
+            "100 neurons whose start does not have full support, with all b in a cone or all a > 0, stay above 0.1 of "
+            "the initial risk for some teacher, and change by less than 1 % in the second half of the time",
+            "Π₂(μ₀) has full support; initialization matters",
+            "; ".join(f"{name}: {share:.2f}, {change:.1e}" for name, (share, change) in stuck.items()),
+            all(share > 0.1 and change < 0.01 for share, change in stuck.values()),
         ),
         Claim(
             f"d = {space[0].params['dim']}: with m = {widths[-1]}, the final risk is below 10⁻³ of the initial risk",
@@ -117,16 +156,45 @@ def claims(trials: Trials) -> list[Claim]:
             f"{fixed[-1]:.2g}",
             bool(fixed[-1] > 100 * last),
         ),
+        Claim(
+            f"at the end, the risk has converged for m < {teacher}, where it falls slower than t^-0.2, and still falls "
+            f"like t^-0.5 or faster for m ≥ {4 * teacher}, so that its value there is not that at convergence",
+            "figure: risk at convergence against m; inf F = 0 for m ≥ the teacher's",
+            f"exponents {still.min():.2f} … {still.max():.2f}; {falling.min():.2f} … {falling.max():.2f}",
+            bool(still.min() >= -0.2 and falling.max() <= -0.5),
+        ),
     ]
+
+
+def _stuck(trial: Trial) -> tuple[float, float]:
+    """Return the final risk of the worst seed relative to the initial one, and its change over the second half."""
+    risk, times = np.asarray(trial.result["risk"]), np.asarray(trial.result["times"])
+    worst = int(np.argmax(risk[-1] / risk[0]))
+    middle = int(np.searchsorted(times, times[-1] / 2))
+    return float(risk[-1, worst] / risk[0, worst]), float(1 - risk[-1, worst] / risk[middle, worst])
+
+
+def _speed(trial: Trial) -> float:
+    """Return the median exponent of the risk in t over the last factor 2 in time."""
+    risk, times = np.asarray(trial.result["risk"]), np.asarray(trial.result["times"])
+    middle = int(np.searchsorted(times, times[-1] / 2))
+    with np.errstate(divide="ignore", invalid="ignore"):
+        return float(np.median(np.log(risk[-1] / risk[middle])) / np.log(times[-1] / times[middle]))
 
 
 def figure(trials: Trials) -> Figure:
     """Draw three plots in the plane, as in the talk, the risks, and the results in higher dimension."""
     canvas, axes = panels(2, 3, width=3.8, height=3.6)
-    plane = trials.where(dim=2)
+    plane = trials.where(dim=2, start=FULL)
     for axis, trial_ in zip(axes[0], plane, strict=True):
         _neurons(axis, trial_)
     _times(axes[1, 0], plane)
+    for name, colour in zip(PARTIAL, (PURPLE, GREEN), strict=True):
+        lost = trials.where(start=name)[0].result
+        risk = np.asarray(lost["risk"])
+        drawn = axes[1, 0].loglog(lost["times"], np.maximum(risk / risk[0], 1e-16), "--", color=colour, linewidth=0.9)
+        drawn[0].set_label(f"$m=100$, {PARTIAL[name]}")
+    axes[1, 0].legend(fontsize="small")
     space = Trials(t for t in trials if t.params["dim"] != 2)
     _widths(axes[1, 1], space)
     for trial_ in space:
