@@ -16,7 +16,8 @@ from lazyscope.lab.experiment import SCALES, Claim, Params, Result, Trial, Trial
 from lazyscope.lab.style import style
 from lazyscope.linalg.ridge import kernel_ridge
 from lazyscope.model.initialise import gaussian_neurons
-from lazyscope.problem.adaptivity import Projection, kernel_error, net_error
+from lazyscope.problem.adaptivity import Projection, _rough, kernel_error, net_error
+from lazyscope.stream import stream
 from lazyscope.theory.margin import conjugate_kernel
 
 CPU = torch.device("cpu")
@@ -150,15 +151,15 @@ def test_net_descends_its_objective_and_learns() -> None:
     assert float(alone.error[0]) == pytest.approx(float(fit.error[1]), rel=0.2)  # rounding errors grow over 300 steps
 
 
-def laws(net: float, kernel: float, gain: float) -> Trials:
-    """Exact power laws, where the error of the kernel is larger by d^gain."""
+def laws(net: float, kernel: tuple[float, float], factor: float = 1.0) -> Trials:
+    """Power laws in n, with two exponents for the kernel in the low and the high dimension, and 1 at n = 64."""
     return Trials(
         Trial(
             p,
             {
-                "net": np.full(3, float(p["samples"]) ** -net),
-                "kernel": np.full(3, 100 * float(p["dim"]) ** gain * float(p["samples"]) ** -kernel),
-                "penalty": np.full(3, 1e-3),
+                "net": np.full(2, factor * (float(p["samples"]) / 64) ** -net),
+                "kernel": np.full(2, (float(p["samples"]) / 64) ** -kernel[int(p["dim"]) > 5]),
+                "penalty": np.full(2, 1e-3),
             },
         )
         for p in adaptivity.grid("quick")
@@ -166,9 +167,20 @@ def laws(net: float, kernel: float, gain: float) -> Trials:
 
 
 def test_adaptivity_claims() -> None:
-    assert held(adaptivity.claims(laws(1.5, 1.0, 1.0))) == [True, True, True]
-    assert held(adaptivity.claims(laws(1.1, 1.0, 1.0))) == [False, True, True]
-    assert held(adaptivity.claims(laws(1.5, 1.0, -1.0))) == [True, False, True]
-    assert held(adaptivity.claims(laws(1.5, 1.0, -5.0)))[2] is False
+    assert held(adaptivity.claims(laws(0.5, (1.0, 0.05)))) == [True, True, True, True]
+    assert held(adaptivity.claims(laws(0.5, (1.0, 0.3))))[0] is False
+    assert held(adaptivity.claims(laws(0.5, (0.3, 0.05))))[0] is False
+    assert held(adaptivity.claims(laws(0.1, (1.0, 0.05))))[1:3] == [False, False]
+    assert held(adaptivity.claims(laws(0.5, (1.0, 0.05), factor=3.0)))[2] is False
+    assert held(adaptivity.claims(laws(0.5, (0.5, 0.05))))[3] is False
     with style():
-        assert len(adaptivity.figure(laws(1.5, 1.0, 1.0)).axes) == 2
+        assert len(adaptivity.figure(laws(0.5, (1.0, 0.05))).axes) == 3
+
+
+def test_rough_targets_are_lipschitz_and_even() -> None:
+    problem = Projection.draw(2, 4, 200, 10, [0], cones=3)
+    x, y = problem.x[0, :, 1:], problem.y[0]
+    steepest = (y[:, None] - y).abs() / torch.cdist(x, x).fill_diagonal_(1.0)
+    assert float(steepest.max()) <= 1 + 1e-4
+    plane = torch.linalg.qr(torch.randn(4, 2, generator=stream(0, 0))).Q
+    torch.testing.assert_close(_rough((-x @ plane)[None], 3, [0])[0], y)

@@ -24,17 +24,17 @@ from lazyscope.theory.margin import conjugate_kernel
 PENALTIES = (1e-2, 3e-3, 1e-3, 3e-4, 1e-4)
 """The default values of λ to choose from for the networks."""
 
-_PLANE, _TRAIN, _TEST, _NET = range(4)
-"""The parts of a seed's random numbers that the plane, the training points, the test points and the network use."""
+_PLANE, _TRAIN, _TEST, _NET, _TARGET = range(5)
+"""The parts of a seed's random numbers that the plane, the points for training and test, the network and g use."""
 
 
 @final
 @dataclass(frozen=True)
 class Projection:
-    """The target y = ‖Ax‖₂ with x ~ N(0, I_d), where A projects on a random s-dimensional subspace.
+    """The target y = g(Ax) with x ~ N(0, I_d), where A projects on a random s-dimensional subspace.
 
-    The target is 1-Lipschitz, and no finite ReLU network represents it exactly. Inputs have a leading constant 1 for
-    the bias, so `inputs` is d + 1.
+    The function g is 1-Lipschitz and even, and no finite ReLU network represents it exactly. Inputs have a leading
+    constant 1 for the bias, so `inputs` is d + 1.
     """
 
     x: Float[Tensor, "seeds n inputs"]
@@ -47,11 +47,12 @@ class Projection:
     """The test targets."""
 
     @staticmethod
-    def draw(s: int, dim: int, train: int, test: int, seeds: Sequence[int]) -> Projection:
-        """Draw one problem per seed.
+    def draw(s: int, dim: int, train: int, test: int, seeds: Sequence[int], *, cones: int = 0) -> Projection:
+        """Draw one problem per seed, with g(z) = ‖z‖₂, or with a random g that is rougher.
 
-        A smaller training set consists of the first points of a larger one, and the test points do not depend on the
-        number of training points.
+        The random function is g(z) = min_k min_± ‖z ∓ c_k‖₂ + h_k, the largest even 1-Lipschitz function that is at
+        most h_k at c_k, for centres c_k ~ N(0, I_s) and heights h_k uniform in [0, 1]. A smaller training set consists
+        of the first points of a larger one, and the test points do not depend on the number of training points.
 
         Args:
             s: The dimension of the subspace, from 1 to `dim`.
@@ -59,6 +60,7 @@ class Projection:
             train: The number of training points.
             test: The number of test points.
             seeds: The seeds, one per problem.
+            cones: The number of centres c_k; 0 for ‖z‖₂.
 
         Returns:
             The problems, in float32 on the CPU.
@@ -72,7 +74,8 @@ class Projection:
         for part, count in ((_TRAIN, train), (_TEST, test)):
             x = torch.stack([torch.randn(count, dim, generator=stream(seed, part), device="cpu") for seed in seeds])
             plane = torch.stack([_plane(s, dim, seed) for seed in seeds])
-            y = torch.linalg.vector_norm(x @ plane, dim=-1)
+            z = x @ plane
+            y = _rough(z, cones, seeds) if cones else torch.linalg.vector_norm(z, dim=-1)
             sides.append((torch.cat([torch.ones_like(x[..., :1]), x], dim=-1), y))
         return Projection(*sides[0], *sides[1])
 
@@ -180,6 +183,17 @@ def net_error(
     chosen = (held - problem.y[:, None, kept:]).square().mean(-1).argmin(-1)
     outputs = unseen[torch.arange(len(unseen), device="cpu"), chosen]
     return NetFit(problem.relative(outputs), decay[chosen, 0, 0], torch.stack(values))
+
+
+def _rough(z: Float[Tensor, "seeds n s"], cones: int, seeds: Sequence[int]) -> Float[Tensor, "seeds n"]:
+    values = []
+    for points, seed in zip(z, seeds, strict=True):
+        random = stream(seed, _TARGET)
+        centres = torch.randn(cones, z.shape[-1], generator=random, device="cpu")
+        heights = torch.rand(cones, generator=random, device="cpu")
+        both = torch.cat([centres, -centres])
+        values.append((torch.cdist(points, both) + heights.repeat(2)).amin(-1))
+    return torch.stack(values)
 
 
 def _plane(s: int, dim: int, seed: int) -> Float[Tensor, "dim s"]:
