@@ -80,8 +80,8 @@ def claims(trials: Trials) -> list[Claim]:
     first = ", ".join(f"{a:.2f}" for a, _ in at["kernel"])
     return [
         Claim(
-            f"rough Lipschitz g(Ax), s rows in A: the kernel's exponent in n is above -0.2 at d = {high} for every s, and "
-            f"below -0.4 at d = {low}",
+            f"rough Lipschitz g(Ax), s rows in A: the kernel's exponent in n is above -0.2 at d = {high} for each s, "
+            f"and below -0.4 at d = {low}",
             "n^{-1/d}: the exponent tends to 0 with d",
             f"{told['kernel']}; {first} at d = {low}",
             all(b > -0.2 and a < -0.4 for a, b in at["kernel"]),
