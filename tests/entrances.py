@@ -157,7 +157,7 @@ def certificates(d: Data) -> Numbers:
 def limits(d: Data) -> Numbers:
     flat = d.x.flatten(1)
     images = torch.cat([flat, flat], 1)[:, None, :2, None].expand(-1, 1, 2, 2).contiguous()
-    return {"dense": ls.limit_kernel(flat), "convolution": ls.limit_kernel_convolution(images, depth=2)}
+    return {"dense": ls.limit_kernel_dense(flat), "convolution": ls.limit_kernel_convolution(images, depth=2)}
 
 
 def tiles(d: Data) -> Numbers:

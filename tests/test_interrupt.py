@@ -34,7 +34,7 @@ runs = {
     "kernel": lambda: ls.tangent_kernel(net, x, memory="10MB"),
     "spectrum": lambda: ls.spectrum(net, x, top=300),
     "relative scale": lambda: ls.relative_scale(net, x, y, tolerance=0.0, iterations=10**6),
-    "limit kernel": lambda: ls.limit_kernel(torch.randn(8000, 20), depth=9, memory="100MB"),
+    "limit kernel": lambda: ls.limit_kernel_dense(torch.randn(8000, 20), depth=9, memory="100MB"),
     "gradient descent": lambda: ls.gradient_descent(net, Square(), x, y, lr=1e-3, steps=10**6),
     "gradient flow": lambda: ls.gradient_flow(net, Square(), x, y, times=[1e6], tolerance=0.0),
     "solve": lambda: conjugate_gradients(Steep(), torch.ones(2000).double(), tolerance=1e-200, iterations=10**9),

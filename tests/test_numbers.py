@@ -70,7 +70,7 @@ OVERFLOWS: dict[str, Callable[[], object]] = {
     "descent": lambda: ls.gradient_descent(linear(1e12), Square(), X, Y, lr=0.1, steps=2),
     "inspection": lambda: ls.inspect(linear(1e20), X, Y, steps=2, seconds=60),
     "monitor": lambda: ls.Monitor(linear(1e20), X),
-    "limit kernel": lambda: ls.limit_kernel(1e30 * X),
+    "limit kernel": lambda: ls.limit_kernel_dense(1e30 * X),
     "limit kernel of convolutions": lambda: ls.limit_kernel_convolution(1e30 * X[:, None, None]),
 }
 

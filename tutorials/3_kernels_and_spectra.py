@@ -47,11 +47,11 @@ print([f"{float(value):.3g}" for value in flow.loss])
 
 # %% [markdown]
 # If a kernel does not fit into memory, use products with vectors (`TangentOperator`) or write it to disk in tiles
-# (`tangent_kernel_to_zarr`, which resumes after an interruption). `limit_kernel` computes the kernel at infinite width.
+# (`tangent_kernel_to_zarr`, which resumes after an interruption). `limit_kernel_dense` computes the kernel at infinite width.
 
 # %%
 operator = ls.TangentOperator(net, x)
 top = ls.spectrum(net, x, top=5).eigenvalues
 torch.testing.assert_close(top, spectrum.eigenvalues[:5], rtol=1e-3, atol=1e-3)
 circle = torch.nn.functional.normalize(x[:3], dim=1)
-print(operator.shape, ls.limit_kernel(circle, depth=2, activation="relu", kind="ntk"))
+print(operator.shape, ls.limit_kernel_dense(circle, depth=2, activation="relu", kind="ntk"))

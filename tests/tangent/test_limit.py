@@ -15,7 +15,10 @@ from torch import Tensor
 
 from lazyscope.errors import InputError, LazyscopeError, ModelError
 from lazyscope.model.base import Model
-from lazyscope.tangent.limit import Covariance, Dual, Erf, Kind, Relu, limit_kernel
+from lazyscope.tangent.limit_covariance import Covariance
+from lazyscope.tangent.limit_dense import Kind
+from lazyscope.tangent.limit_dense import limit_kernel_dense as limit_kernel
+from lazyscope.tangent.limit_duals import Dual, Erf, Relu
 
 # ── numerical integration ──────────────────────────────────────────────────────────────────────────────────────────
 Function = Callable[[float], float]
@@ -328,7 +331,7 @@ def test_an_activation_of_ones_own() -> None:
     ("arguments", "error", "remedy"),
     [
         ({"depth": 0}, ModelError, "at least 1"),
-        ({"activation": "gelu"}, ModelError, "relu or erf"),
+        ({"activation": "gelo"}, ModelError, "relu or abs"),
         ({"weight_variance": (1.0, 2.0, 3.0)}, ModelError, "one for each layer"),
         ({"bias_variance": -1.0}, ModelError, "non-negative"),
         ({"x2": normal(2, 4)}, InputError, "reshape"),

@@ -14,7 +14,7 @@ from lazyscope.lab.experiment import Claim, Experiment, Params, Result, Trials
 from lazyscope.lab.fit import exponent
 from lazyscope.lab.style import BLACK, BLUE, GREEN, ORANGE, RED, panels
 from lazyscope.model.two_layer import TwoLayer
-from lazyscope.tangent.limit import limit_kernel
+from lazyscope.tangent.limit_dense import limit_kernel_dense
 
 DIM = 10
 ANGLES = np.linspace(0, math.pi, 61)
@@ -53,9 +53,9 @@ def trial(points: list[Params], device: torch.device) -> list[Result]:
 
 
 def limit() -> np.ndarray:
-    """Compute Eq. (8) along the section; E(b²) = 1 and E(‖a‖²) = d are the defaults of `limit_kernel`."""
+    """Compute Eq. (8) along the section; E(b²) = 1 and E(‖a‖²) = d are the defaults of `limit_kernel_dense`."""
     x = section()
-    return limit_kernel(x[:1], x)[0].numpy()
+    return limit_kernel_dense(x[:1], x)[0].numpy()
 
 
 def deviations(trials: Trials) -> dict[int, np.ndarray]:

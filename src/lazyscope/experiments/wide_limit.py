@@ -24,7 +24,7 @@ from lazyscope.lab.style import BLACK, BLUE, GREEN, ORANGE, RED, panels
 from lazyscope.loss import Square
 from lazyscope.model.base import Model
 from lazyscope.stream import stream
-from lazyscope.tangent.limit import limit_kernel
+from lazyscope.tangent.limit_dense import limit_kernel_dense
 
 VARIANCES: dict[str, Any] = {"weight_variance": 2.0, "bias_variance": 0.1}
 """Weight variance 2 preserves the norm of ReLU layers (He et al., 2015); the bias variance is that of Jacot et al."""
@@ -53,7 +53,7 @@ def circle(angles: np.ndarray) -> Tensor:
 def nets(depth: int, width: int, seeds: Sequence[int], device: torch.device) -> Model:
     """Build independent nets in one model, one per output: z ← σ_w/√fan-in · zW + σ_b·b, then ReLU."""
     sizes = [2, *[width] * (depth - 1), 1]
-    # As in `limit_kernel`, the first layer is not divided by its fan-in.
+    # As in `limit_kernel_dense`, the first layer is not divided by its fan-in.
     scales = [math.sqrt(VARIANCES["weight_variance"] / (fan_in if i else 1)) for i, fan_in in enumerate(sizes[:-1])]
     random = [stream(seed, width) for seed in seeds]  # nets of different widths are independent
     w0 = {}
@@ -91,7 +91,7 @@ def train(model: Model, depth: int, device: torch.device) -> tuple[np.ndarray, f
     seen = model.coordinates(everywhere, centred=True)
     count = seen.outputs(seen.zeros()).shape[1]
     y = torch.from_numpy(TARGET).to(data)[:, None].repeat(1, count)
-    top = float(torch.linalg.eigvalsh(limit_kernel(circle(DATA), depth=depth, **VARIANCES))[-1])
+    top = float(torch.linalg.eigvalsh(limit_kernel_dense(circle(DATA), depth=depth, **VARIANCES))[-1])
     path = gradient_descent(
         model,
         Square(),
@@ -108,14 +108,14 @@ def train(model: Model, depth: int, device: torch.device) -> tuple[np.ndarray, f
 
 def limit(depth: int) -> np.ndarray:
     """Compute Θ on the half circle."""
-    return np.asarray(limit_kernel(circle(ANGLES), depth=depth, **VARIANCES))
+    return np.asarray(limit_kernel_dense(circle(ANGLES), depth=depth, **VARIANCES))
 
 
 def regression(depth: int, angles: np.ndarray = CIRCLE) -> np.ndarray:
     """Compute Θ(·, X) Θ(X, X)⁻¹ y: kernel regression without ridge, the limit in time of the kernel flow from 0."""
     x = circle(DATA)
-    coefficients = torch.linalg.solve(limit_kernel(x, depth=depth, **VARIANCES), torch.from_numpy(TARGET))
-    return np.asarray(limit_kernel(circle(angles), x, depth=depth, **VARIANCES) @ coefficients)
+    coefficients = torch.linalg.solve(limit_kernel_dense(x, depth=depth, **VARIANCES), torch.from_numpy(TARGET))
+    return np.asarray(limit_kernel_dense(circle(angles), x, depth=depth, **VARIANCES) @ coefficients)
 
 
 def kernel_errors(trial: Trial) -> np.ndarray:
@@ -186,7 +186,7 @@ def _kernels(axis: Axes, trials: Trials, depth: int) -> None:
         lines = axis.plot(ANGLES, rows.T, color=colour, lw=0.9, alpha=0.8)
         lines[0].set_label(f"$K_m$, $m={trial.params['width']}$")
     fine = np.linspace(0, math.pi, 181)
-    row = limit_kernel(circle(fine[:1]), circle(fine), depth=depth, **VARIANCES)[0]
+    row = limit_kernel_dense(circle(fine[:1]), circle(fine), depth=depth, **VARIANCES)[0]
     axis.plot(fine, row, color=BLACK, lw=2.4, label=r"$\Theta$, infinite width")
     axis.set_xticks(np.pi * np.arange(5) / 4, ["0", r"$\pi/4$", r"$\pi/2$", r"$3\pi/4$", r"$\pi$"])
     axis.set(title=f"tangent kernels, depth {depth}", xlabel=r"angle$(x,x')$", xlim=(0, math.pi), ylim=(0, None))

@@ -4,6 +4,7 @@ from lazyscope.model.jacobian import JacobianOperator
 from lazyscope.tangent.kernel import tangent_kernel
 from lazyscope.tangent.limit import limit_kernel
 from lazyscope.tangent.limit_convolution import limit_kernel_convolution
+from lazyscope.tangent.limit_dense import limit_kernel_dense
 from lazyscope.tangent.operator import TangentOperator
 from lazyscope.tangent.regression import Regression, kernel_regression
 from lazyscope.tangent.spectrum import Spectrum, layer_spectra, spectrum
@@ -19,6 +20,7 @@ __all__ = [
     "layer_spectra",
     "limit_kernel",
     "limit_kernel_convolution",
+    "limit_kernel_dense",
     "open_tangent_kernel",
     "spectrum",
     "tangent_kernel",

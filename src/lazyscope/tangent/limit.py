@@ -1,348 +1,271 @@
-"""NNGP and NTK kernels of infinitely wide fully connected networks, by a recursion over the layers.
-
-A layer is z = W x + b with independent normal entries, W of variance σ_w²/fan-in and b of variance σ_b². Let Q be the
-second moments of the inputs of a layer, and Θ the tangent kernel of the layers below it. Then one layer gives
-
-    Σ = σ_w² Q + σ_b²,    Θ ← ρ_w Q + ρ_b + σ_w² Θ,        then, through σ,    Q = E[σ(u)σ(v)],   Θ ← E[σ'(u)σ'(v)] ∘ Θ,
-
-where (u, v) is normal with covariance Σ (Jacot, Gabriel, Hongler, 2018; Lee et al., 2018). The result is Σ ("nngp") or
-Θ ("ntk") of the last layer. The rates ρ_w and ρ_b determine how fast the weights and biases move under gradient flow:
-
-- In the NTK parametrisation, the default, W = σ_w ω/√fan-in and b = σ_b β, and the gradient is taken with respect to ω
-  and β. Then ρ_w = σ_w² and ρ_b = σ_b², and the limit is finite.
-- In the standard parametrisation, that of `torch.nn.Linear`, the gradient is taken with respect to W and b. Then
-  ρ_w = fan-in and ρ_b = 1, and the kernel grows with the width: Σ is the same, but the layers have other weights in Θ.
-  The gradient flow in the NTK parametrisation is that in the standard one with learning rates σ_w²/fan-in for W and
-  σ_b² for b.
-
-The first layer is an exception and is not divided by its fan-in: W¹ has entries of variance σ_w², as in Eq. (8) of the
-supplement, so Q = x·x' there. For a network that divides by the fan-in, pass x/√d.
-"""
+"""NNGP and NTK kernels of a module in the limit of infinite width, read from its traced forward."""
 
 from __future__ import annotations
 
+import copy
 import math
-from abc import ABC, abstractmethod
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Literal, TypeAlias, final
+from typing import Literal, TypeAlias
 
 import torch
 from jaxtyping import Float
-from torch import Tensor
+from torch import Tensor, fx, nn
 
-from lazyscope._typing import Number
+from lazyscope._typing import Inputs
 from lazyscope.ambient import without_autocast
 from lazyscope.errors import InputError, ModelError
-from lazyscope.memory import Memory
-from lazyscope.tangent.direction import half_distance, refined, unit
-from lazyscope.tangent.pairwise import by_blocks
+from lazyscope.memory import Memory, default_memory, parse_memory
+from lazyscope.model.base import Model
+from lazyscope.model.inputs import check_inputs
+from lazyscope.tangent.limit_dense import NUMBERS, Kind
+from lazyscope.tangent.limit_field import Field
+from lazyscope.tangent.limit_graph import LINEAR, LimitGraph, refused, shape
+from lazyscope.tangent.limit_rules import Run, Site, aten, dual_of, interpret
+from lazyscope.tangent.limit_variances import Variances, variance_of
+from lazyscope.tangent.pairwise import DEFAULT, by_slices
 
-PerLayer: TypeAlias = Number | Sequence[Number]
-"""One number for all layers, or one number for each layer, starting with the input layer."""
-
-Kind: TypeAlias = Literal["ntk", "nngp"]
-
-NUMBERS = 24
-"""The number of arrays with one entry per pair that exist at once in the recursion.
-
-Measurements gave 12 to 16, and up to 24 in float32 if all inputs are parallel.
-"""
+Parametrisation: TypeAlias = Literal["ntk", "standard"]
 
 
 @without_autocast
 def limit_kernel(
-    x1: Tensor,
-    x2: Tensor | None = None,
+    net: nn.Module | Model,
+    x1: Inputs,
+    x2: Inputs | None = None,
     *,
-    depth: int = 2,
-    activation: str | Dual = "relu",
     kind: Kind = "ntk",
-    weight_variance: PerLayer = 1.0,
-    bias_variance: PerLayer = 0.0,
-    weight_rate: PerLayer | None = None,
-    bias_rate: PerLayer | None = None,
+    variances: Variances = "default",
+    parametrisation: Parametrisation = "ntk",
     memory: Memory | None = None,
 ) -> Float[Tensor, "n1 n2"]:
-    """Compute the kernel of a fully connected network in the limit of infinite width.
+    """Compute the kernel of a module as the numbers of its hidden channels tend to infinity.
 
-    The kernel is Θ(x, x') = lim Dh(w₀,x) Dh(w₀,x')ᵀ ("ntk") or Σ(x, x') = lim E h(w₀,x) h(w₀,x') ("nngp"). The network
-    is in the NTK parametrisation unless rates are given (see the module docstring). Each output of the network has this
-    kernel, and different outputs are independent. The defaults give Eq. (8) of the supplement with normal weights of
-    variance 1; its general form, with E‖a‖² and E(b²), is `weight_variance=(E‖a‖²/d, E(b²)), weight_rate=1`.
+    The architecture is read from the module's own forward, which is traced on one input, and its operations are
+    interpreted as operations on moments of pairs of inputs. The result is Θ(x, x') = lim Dh(w₀,x) Dh(w₀,x')ᵀ ("ntk") or
+    Σ(x, x') = lim E h(w₀,x) h(w₀,x') ("nngp") of one output of the module; different outputs are independent. Only the
+    architecture and the variances of the parameters matter, not their present values.
 
-    The result is accurate to the rounding of its dtype, also near x = ±x', where the angle between the inputs is not
-    differentiable. The result can be differentiated by autograd; at x = ±x', where the NTK of the ReLU has a kink like
-    that of |x - x'|, the derivative of the kink is taken to be 0.
+    **Operations.** `Linear`, `Conv1d` and `Conv2d` with any stride, zero padding and dilation, and with groups of many
+    channels; `Embedding` as the first layer; parameters that are added, such as embeddings of positions; ReLU, leaky
+    ReLU, abs, erf, sin and cos in closed form; GELU, tanh, sigmoid, SiLU and softplus by Hermite series, with a relative
+    error below 10⁻¹⁰; average pooling, means and sums over positions; reshapes, flattening, transposing and slices;
+    residual sums; concatenation of channels; products with numbers; `LayerNorm` over the channels; batch normalisation
+    in evaluation mode with the moments of its initialisation. Dropout is replaced by its expectation, the identity.
+    Softmax attention is computed with logits q·k/d instead of q·k/√d, where d is the size of a head, as in Hron et al.
+    (2020): pass `scale=1/d` to `scaled_dot_product_attention`. Then attention weights converge to those of constant
+    logits if queries and keys have different weights, and to those of the covariance of the queries if both are the
+    same tensor; gradients through the logits vanish.
+
+    Other operations are refused, and so are weights that are used more than once, outputs that are activations, and
+    activations of inputs that are not normal, such as an activation after another one.
+
+    **Parametrisation.** In the NTK parametrisation, the default, a parameter is its standard deviation times a standard
+    normal variable, and the gradient is taken with respect to that variable. Thus a parameter that starts at a constant
+    (a bias that is 0, the weights of a normalisation) does not contribute. In the standard parametrisation, the gradient
+    is taken with respect to the parameters, as in `tangent_kernel`; the kernel then grows with the widths of the module,
+    and is the leading term for them.
+
+    **Precision.** For networks of linear layers, convolutions, ReLU, leaky ReLU and abs without averages before an
+    activation, the result is accurate to the rounding of the dtype of the inputs, also near x = ±x'. Others are computed
+    in float64, with an error of at most 10⁻⁸ of the largest entry for nearly parallel inputs and 10⁻¹⁰ elsewhere.
 
     Args:
-        x1: The inputs, of shape (n1, d).
-        x2: Other inputs, of shape (n2, d). `None` uses `x1`.
-        depth: The number of layers of weights; 2 means one hidden layer.
-        activation: The activation between the layers: "relu", "erf" or a `Dual`.
+        net: The module. Its hidden widths only matter for the default variances of some layers and in the standard
+            parametrisation.
+        x1: The inputs of n1 points.
+        x2: The inputs of n2 points. `None` uses `x1`.
         kind: The kernel to compute: "ntk" or "nngp".
-        weight_variance: The variance σ_w², one number for all layers or one for each layer.
-        bias_variance: The variance σ_b², one number for all layers or one for each layer.
-        weight_rate: The rate ρ_w. `None` uses `weight_variance`.
-        bias_rate: The rate ρ_b. `None` uses `bias_variance`.
+        variances: The variance of the entries of each parameter. "default" uses that of torch's default initialisation
+            for `Linear`, `Conv1d`, `Conv2d` and `Embedding`, and refuses parameters whose mean square differs from it
+            by more than six standard errors, unless they are 0. "measured" uses the mean square of the present entries.
+            A dictionary gives the variances of some parameters by name, and "default" is used for the others. A function
+            of the name and the parameter gives all of them.
+        parametrisation: "ntk" or "standard".
         memory: The approximate number of bytes to use in addition to the result, as a number or a string such as
-            "2GB". The default is 1 GiB on a CPU and 4 GiB on a GPU. A smaller value uses smaller blocks and gives the
-            same result. Autograd needs more memory.
+            "2GB". The default is 1 GiB on a CPU and 4 GiB on a GPU. At least one pair of inputs is processed at a time.
 
     Returns:
         The kernel, of shape (n1, n2).
 
     Raises:
+        OperationError: If the module contains an operation whose limit is not known; the message names it.
+        ModelError: If a parameter is used more than once, or its variance is unknown.
         InputError: If the inputs or the memory bound are invalid, or the result does not fit into memory.
-        ModelError: If the depth, the activation, a variance or a rate is invalid.
 
     Example:
+        >>> net = nn.Sequential(nn.Linear(2, 64), nn.ReLU(), nn.Linear(64, 1)).double()
         >>> x = torch.tensor([[1.0, 0.0], [0.0, 1.0]], dtype=torch.float64)
-        >>> limit_kernel(x) * 2 * torch.pi  # 2π at angle 0, and 1 at angle π/2
-        tensor([[6.2832, 1.0000],
-                [1.0000, 6.2832]], dtype=torch.float64)
+        >>> limit_kernel(net, x)
+        tensor([[0.2274, 0.1368],
+                [0.1368, 0.2274]], dtype=torch.float64)
     """
-    check_inputs(x1, x2, 2)
-    layers = stack(depth, weight_variance, bias_variance, weight_rate, bias_rate)
-    dual = find_dual(activation)
-
-    def block(some: Tensor, others: Tensor) -> Tensor:
-        return recursion(Covariance.of(some, others), layers, dual, Dense(), kind)
-
-    return by_blocks(block, x1, x2, numbers=NUMBERS, memory=memory, title="limit kernel")
-
-
-# ── layers ─────────────────────────────────────────────────────────────────────────────────────────────────────────
-@final
-@dataclass(frozen=True)
-class Layer:
-    """A layer z = Wx + b with variances σ_w²/fan-in and σ_b², and with rates ρ_w/fan-in and ρ_b."""
-
-    weight_variance: float
-    bias_variance: float
-    weight_rate: float
-    bias_rate: float
-
-
-def stack(
-    depth: int,
-    weight_variance: PerLayer,
-    bias_variance: PerLayer,
-    weight_rate: PerLayer | None,
-    bias_rate: PerLayer | None,
-) -> list[Layer]:
-    """Create the layers of a network, with the rates of the NTK parametrisation if none are given."""
-    if depth < 1:
-        raise ModelError(f"A network of depth {depth} has no layers; pass at least 1, and 2 for one hidden layer.")
-    given = {
-        "weight_variance": weight_variance,
-        "bias_variance": bias_variance,
-        "weight_rate": weight_variance if weight_rate is None else weight_rate,
-        "bias_rate": bias_variance if bias_rate is None else bias_rate,
-    }
-    columns = {name: _per_layer(name, value, depth) for name, value in given.items()}
-    return [Layer(**{name: column[i] for name, column in columns.items()}) for i in range(depth)]
-
-
-def _per_layer(name: str, value: PerLayer, depth: int) -> list[float]:
-    numbers = [float(v) for v in value] if isinstance(value, Sequence) else [float(value)] * depth
-    if len(numbers) != depth:
-        raise ModelError(
-            f"{name} has {len(numbers)} values for {depth} layers; pass one number, or one for each layer."
-        )
-    if not all(0 <= v < math.inf for v in numbers):
-        raise ModelError(f"{name} is {value}; pass finite, non-negative numbers.")
-    return numbers
-
-
-class Layout(ABC):
-    """The arrangement of the variables of a layer in an image; `Dense` for a network without images."""
-
-    @abstractmethod
-    def patches(self, scale: Float[Tensor, "*positions n"]) -> Float[Tensor, "*positions n offsets"]:
-        """The inputs of one output of the layer, scaled so that the sum of their squares is a mean over the fan-in."""
-
-    @abstractmethod
-    def mean(self, pairs: Float[Tensor, "*positions n1 n2"]) -> Float[Tensor, "*positions n1 n2"]:
-        """The mean over the pairs of inputs that share a weight."""
-
-    @abstractmethod
-    def readout(self, pairs: Float[Tensor, "*positions n1 n2"]) -> Float[Tensor, "inputs1 inputs2"]:
-        """The same mean for the last layer, which has one output."""
-
-
-@final
-class Dense(Layout):
-    """A fully connected layer, which has no positions."""
-
-    def patches(self, scale: Float[Tensor, "n"]) -> Float[Tensor, "n 1"]:
-        return scale[:, None]
-
-    def mean(self, pairs: Float[Tensor, "n1 n2"]) -> Float[Tensor, "n1 n2"]:
-        return pairs
-
-    def readout(self, pairs: Float[Tensor, "n1 n2"]) -> Float[Tensor, "n1 n2"]:
-        return pairs
-
-
-# ── the recursion ──────────────────────────────────────────────────────────────────────────────────────────────────
-@final
-@dataclass(frozen=True)
-class Covariance:
-    """The covariance E[u_i v_j] = left_i right_j c_ij, with 1-c and 1+c stored instead of the correlation c.
-
-    Both are sums of non-negative terms throughout the recursion, so each keeps its relative precision. Storing c itself
-    would not be accurate: near ±1, a rounding error of 10⁻¹⁶ in c changes the angle arccos c, and with it E[σ'σ'] of
-    the ReLU, by 10⁻⁸.
-    """
-
-    left: Float[Tensor, "*positions n1"]
-    right: Float[Tensor, "*positions n2"]
-    below: Float[Tensor, "*positions n1 n2"]
-    """1 - c."""
-    above: Float[Tensor, "*positions n1 n2"]
-    """1 + c."""
-
-    @staticmethod
-    def of(u: Float[Tensor, "*positions n1 d"], v: Float[Tensor, "*positions n2 d"]) -> Covariance:
-        """The covariance u·v; for unit vectors, 1 ∓ u·v = |u ∓ v|²/2."""
-        left, right = unit(u), unit(v)
-        cosine = left @ right.mT
-        below, above = refined(1 - cosine, left, right), refined(1 + cosine, left, -right)
-        return Covariance(torch.linalg.vector_norm(u, dim=-1), torch.linalg.vector_norm(v, dim=-1), below, above)
-
-    @property
-    def scale(self) -> Float[Tensor, "*positions n1 n2"]:
-        """√(E[u²] E[v²])."""
-        return self.left[..., :, None] * self.right[..., None, :]
-
-    @property
-    def product(self) -> Float[Tensor, "*positions n1 n2"]:
-        """E[uv]."""
-        return self.scale * (1 - self.below)
-
-    @property
-    def angle(self) -> Float[Tensor, "*positions n1 n2"]:
-        """φ = arccos c, by tan²(φ/2) = (1 - c)/(1 + c)."""
-        # The floor is far below rounding; below it, the derivative of the root is 0 instead of ∞.
-        floor = math.sqrt(torch.finfo(self.below.dtype).tiny)
-        return 2 * torch.atan2(self.below.clamp(min=floor).sqrt(), self.above.clamp(min=floor).sqrt())
-
-    def affine(self, layer: Layer, layout: Layout) -> Covariance:
-        """Compute Σ = σ_w² mean(Q) + σ_b² without cancellation.
-
-        Let the vectors U and V contain σ_w times the scales in a patch, and σ_b. Then |U||V| ∓ E[zz'] is the sum of
-        three terms: |U||V| - U·V, which is |U||V| times half the squared distance between their directions;
-        σ_w² mean(scale·(1 ∓ c)); and, for the lower sign, 2σ_b².
-        """
-        u, v = (self._seen(scale, layer, layout) for scale in (self.left, self.right))
-        left, right = torch.linalg.vector_norm(u, dim=-1), torch.linalg.vector_norm(v, dim=-1)
-        apart = half_distance(unit(u), unit(v))
-        size = (left[..., :, None] * right[..., None, :]).clamp(min=torch.finfo(left.dtype).tiny)
-        scale, bias = self.scale, 2 * layer.bias_variance
-        below = apart + layer.weight_variance * layout.mean(scale * self.below) / size
-        above = apart + (layer.weight_variance * layout.mean(scale * self.above) + bias) / size
-        return Covariance(left, right, below, above)
-
-    @staticmethod
-    def _seen(scale: Tensor, layer: Layer, layout: Layout) -> Tensor:
-        patches = math.sqrt(layer.weight_variance) * layout.patches(scale)
-        bias = patches.new_full((*patches.shape[:-1], 1), math.sqrt(layer.bias_variance))
-        return torch.cat([patches, bias], dim=-1)
-
-
-def recursion(
-    start: Covariance, layers: Sequence[Layer], dual: Dual, layout: Layout, kind: Kind
-) -> Float[Tensor, "inputs1 inputs2"]:
-    """Compute Σ or Θ of the last layer from the covariance of the inputs."""
-    covariance, tangent = start, torch.zeros_like(start.below)
-    *hidden, last = layers
-    for layer in hidden:
-        own = layer.weight_rate * layout.mean(covariance.product) + layer.bias_rate
-        covariance, slope = dual(covariance.affine(layer, layout))
-        tangent = slope * (own + layer.weight_variance * layout.mean(tangent))
-    product = layout.readout(covariance.product)
-    if kind == "nngp":
-        return last.weight_variance * product + last.bias_variance
-    return last.weight_rate * product + last.bias_rate + last.weight_variance * layout.readout(tangent)
-
-
-# ── activations ────────────────────────────────────────────────────────────────────────────────────────────────────
-class Dual(ABC):
-    """An activation σ, given by its effect on a pair of normal variables with a given covariance."""
-
-    @abstractmethod
-    def __call__(self, covariance: Covariance) -> tuple[Covariance, Tensor]:
-        """Compute the second moments E[σ(u)σ(v)] and E[σ'(u)σ'(v)]."""
-
-
-@final
-class Relu(Dual):
-    """The ReLU (Cho, Saul, 2009, n = 1 and 0).
-
-    With the angle φ, E[σσ] = |u||v| (sin φ + (π-φ) cos φ)/2π and E[σ'σ'] = (π-φ)/2π.
-    """
-
-    def __call__(self, covariance: Covariance) -> tuple[Covariance, Tensor]:
-        angle = covariance.angle
-        # σ halves second moments; the new correlation is (sin φ + (π-φ) cos φ)/π, which is 1 - O(φ²).
-        below = covariance.below - (angle.sin() - angle * angle.cos()) / math.pi
-        slope = torch.where(covariance.scale > 0, 0.5 - angle / (2 * math.pi), 0)  # σ'(0) = 0, as in torch
-        half = math.sqrt(0.5)
-        return Covariance(half * covariance.left, half * covariance.right, below.clamp(min=0), 2 - below), slope
-
-
-@final
-class Erf(Dual):
-    """The error function (Williams, 1997).
-
-    E[σσ] = (2/π) arcsin(2E[uv]/√((1+2E[u²])(1+2E[v²]))) and E[σ'σ'] = (4/π)/√D, with D defined in the code.
-    """
-
-    def __call__(self, covariance: Covariance) -> tuple[Covariance, Tensor]:
-        q1, q2 = covariance.left.square()[..., :, None], covariance.right.square()[..., None, :]
-        # D = (1+2q₁)(1+2q₂) - 4E[uv]² without cancellation; arcsin s = arctan(s/√(1-s²)) for the same reason.
-        root = (1 + 2 * q1 + 2 * q2 + 4 * q1 * q2 * covariance.below * covariance.above).sqrt()
-        product = 2 / math.pi * torch.atan2(2 * covariance.product, root)
-        left, right = (self._scale(scale) for scale in (covariance.left, covariance.right))
-        correlation = product / (left[..., :, None] * right[..., None, :])
-        # erf and its moments are smooth in c, so rounding at c = ±1 is harmless; the values must stay in [0, 2].
-        below, above = (1 - correlation).clamp(min=0), (1 + correlation).clamp(min=0)
-        return Covariance(left, right, below, above), 4 / math.pi / root
-
-    @staticmethod
-    def _scale(scale: Tensor) -> Tensor:
-        """Compute √E[σ(u)²] for u of standard deviation `scale`."""
-        q = scale.square()
-        second_moment = 2 / math.pi * torch.atan2(2 * q, (1 + 4 * q).sqrt())
-        return second_moment.clamp(min=math.sqrt(torch.finfo(q.dtype).tiny)).sqrt()
-
-
-DUALS: dict[str, Dual] = {"relu": Relu(), "erf": Erf()}
-
-
-# ── checks ─────────────────────────────────────────────────────────────────────────────────────────────────────────
-def find_dual(activation: str | Dual) -> Dual:
-    """Return the activation itself, or the one with the given name."""
-    if isinstance(activation, Dual):
-        return activation
-    if activation not in DUALS:
-        raise ModelError(f"The limit for '{activation}' is not known; choose {' or '.join(DUALS)}, or pass a Dual.")
-    return DUALS[activation]
-
-
-def check_inputs(x1: Tensor, x2: Tensor | None, ndim: int) -> None:
-    """Check that the inputs are finite floating-point tensors with `ndim` dimensions that match each other."""
+    if kind not in ("ntk", "nngp") or parametrisation not in ("ntk", "standard"):
+        raise InputError('kind must be "ntk" or "nngp", and parametrisation "ntk" or "standard"; choose one of them.')
+    module = net if isinstance(net, nn.Module) else None
+    model = net if isinstance(net, Model) else Model(_without_dropout(net))
     for x in (x1,) if x2 is None else (x1, x2):
-        if x.ndim != ndim or x.shape[1:] != x1.shape[1:]:
-            shape = "(n, d)" if ndim == 2 else "(n, channels, height, width)"
-            raise InputError(
-                f"The inputs must have shape {shape}, alike but for n, and have {tuple(x1.shape)} and"
-                f" {tuple(x.shape)}; reshape them."
+        check_inputs(x)
+    names = dict(module.named_parameters()) if module is not None else {}
+    graph = LimitGraph.of(model, x1, {name for name, w in names.items() if not w.requires_grad})
+    sites = _sites(graph, module, variances, parametrisation)
+    kernel = _Kernel(graph, sites, kind == "ntk")
+    return kernel.compute(x1, x2, memory)
+
+
+def _without_dropout(net: nn.Module) -> nn.Module:
+    """The module itself, or a copy with its dropout in evaluation mode."""
+    dropouts = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d)
+    if not any(isinstance(each, dropouts) and each.training for each in net.modules()):
+        return net
+    net = copy.deepcopy(net)
+    for each in net.modules():
+        if isinstance(each, dropouts):
+            each.eval()
+    return net
+
+
+# ── the parameters of each layer ───────────────────────────────────────────────────────────────────────────────────
+def _sites(
+    graph: LimitGraph, module: nn.Module | None, rule: Variances, parametrisation: Parametrisation
+) -> dict[fx.Node, Site]:
+    used: dict[str, list[Tensor]] = {}
+
+    def found(node: fx.Node, argument: object) -> tuple[float, float]:
+        """The variance and the rate of one argument of a layer."""
+        if argument is None:
+            return 0.0, 0.0
+        weight = graph.weights.get(argument)  # type: ignore[call-overload]
+        if weight is None:
+            raise refused(node, "its weights are not a parameter, or are a function of several parameters")
+        value = {**graph.model.params, **graph.model.state}[weight.name]
+        taken = used.setdefault(weight.name, [])
+        if any(bool(torch.isin(weight.entries, each).any()) for each in taken):
+            raise ModelError(
+                f"Parameter {weight.name!r} is used more than once, so that layers are not independent; use different"
+                " parameters for them."
             )
-        if not x.is_floating_point() or x.dtype != x1.dtype or x.device != x1.device:
-            raise InputError(
-                "The inputs must be floating-point tensors of one dtype on one device; convert them with `.to`."
-            )
-        if not bool(x.isfinite().all()):
-            raise InputError("The inputs contain NaN or infinity; clean them, for instance with torch.nan_to_num.")
+        taken.append(weight.entries)
+        owner = None if module is None else module.get_submodule(weight.name.rpartition(".")[0])
+        variance = variance_of(weight.name, value, rule, owner) * weight.factor**2
+        if weight.name not in graph.model.params:
+            return variance, 0.0
+        return variance, variance if parametrisation == "ntk" else weight.factor**2
+
+    sites = {}
+    for node in graph.nodes:
+        if graph.classes.get(node) != "hidden":
+            continue
+        weight: object = None
+        bias: object = None
+        if node.target in LINEAR:
+            weight, bias = node.args[-1], node.args[0] if node.target is aten.addmm.default else None
+        elif node.target is aten.convolution.default:
+            weight, bias = node.args[1:3]
+        elif node.target is aten.embedding.default:
+            weight = node.args[0]
+        elif node.target in (aten.add.Tensor, aten.sub.Tensor):
+            bias = next((a for a in node.args if isinstance(a, fx.Node) and graph.classes[a] == "weight"), None)
+        elif parametrisation == "standard" and _trained_factor(graph, node):
+            raise refused(node, "its weights are trained in the standard parametrisation; freeze them")
+        if weight is not None or bias is not None:
+            sites[node] = Site(*found(node, weight), *found(node, bias))
+    return sites
+
+
+def _trained_factor(graph: LimitGraph, node: fx.Node) -> bool:
+    return any(graph.placeholders.get(each) in graph.model.params for each in node.all_input_nodes)
+
+
+# ── the kernel of all pairs ────────────────────────────────────────────────────────────────────────────────────────
+class _Kernel:
+    """The interpretation of a graph for all pairs of inputs, block by block."""
+
+    def __init__(self, graph: LimitGraph, sites: dict[fx.Node, Site], tangent: bool) -> None:
+        self._graph, self._sites, self._tangent = graph, sites, tangent
+        hidden = [node for node in graph.nodes if graph.classes.get(node) == "hidden"]
+        duals = [dual_of(node) for node in hidden]
+        self._wide = graph.own_moments or any(dual is not None and dual.smooth for dual in duals)
+
+    def compute(self, x1: Inputs, x2: Inputs | None, memory: Memory | None) -> Tensor:
+        first = self._evaluated(x1)
+        second = first if x2 is None else self._evaluated(x2)
+        kernels = [each for side in (first, second) for each in side.values()]
+        dtype, device = shape_dtype(self._graph), kernels[0].device
+        bound = parse_memory(memory) or default_memory(device, DEFAULT)
+        itemsize = 8 if self._wide else dtype.itemsize
+        side = math.isqrt(bound // (NUMBERS * self._numbers() * itemsize))
+        own = None
+        if self._graph.own_moments:
+            step = max(1, side * side)
+            own = self._own(first, step), {} if x2 is None else self._own(second, step)
+            own = own if x2 is not None else (own[0], own[0])
+        n1 = len(kernels[0])
+        sizes = n1, None if x2 is None else len(next(iter(second.values())))
+
+        def block(i: slice, j: slice) -> Tensor:
+            left, right = ({node: t[i][None] for node, t in first.items()}, {n: t[j][None] for n, t in second.items()})
+            cut = None
+            if own is not None:
+                cut = {n: t[i] for n, t in own[0].items()}, {n: t[j] for n, t in own[1].items()}
+            run = Run(self._graph, self._sites, self._tangent, left, right, cut if own is not None else ({}, {}))
+            return self._finished(run).to(dtype)
+
+        followed = torch.is_grad_enabled() and any(each.requires_grad for each in kernels)
+        like = torch.empty(0, dtype=dtype, device=device)
+        return by_slices(block, sizes, like, side, followed, "limit kernel")
+
+    def _evaluated(self, x: Inputs) -> dict[fx.Node, Tensor]:
+        found = self._graph.evaluate(x)
+        return {n: t.double() if self._wide and t.is_floating_point() else t for n, t in found.items()}
+
+    def _numbers(self) -> int:
+        """The largest number of positions, or of pairs of positions, of a hidden node."""
+        most = 1
+        for node, need in self._graph.needs.items():
+            if self._graph.classes.get(node) == "hidden":
+                field = shape(node)
+                places = math.prod(field) // max(field[1] if len(field) > 2 else field[-1], 1)
+                most = max(most, places**2 if need.pairs else places)
+        return most
+
+    def _own(self, side: dict[fx.Node, Tensor], step: int) -> dict[fx.Node, Tensor]:
+        """The moments of each input with itself."""
+        n = len(next(iter(side.values())))
+        found: dict[fx.Node, list[Tensor]] = {}
+        for start in range(0, n, step):
+            rows = {node: t[start : start + step, None] for node, t in side.items()}
+            run = Run(self._graph, self._sites, False, rows, rows)
+            self._finished(run)
+            for node, t in run.found.items():
+                found.setdefault(node, []).append(t)
+        return {node: torch.cat(each) for node, each in found.items()}
+
+    def _finished(self, run: Run) -> Tensor:
+        last: dict[fx.Node, fx.Node] = {}
+        for node in self._graph.nodes:
+            for each in node.all_input_nodes:
+                last[each] = node
+        for node in self._graph.nodes:
+            if self._graph.classes.get(node) == "hidden":
+                run.fields[node] = interpret(run, node)
+                for each in node.all_input_nodes:
+                    if last[each] is node:
+                        run.fields.pop(each, None)
+        return self._kernel(run.fields[self._graph.result])
+
+    def _kernel(self, field: Field) -> Tensor:
+        node = self._graph.result
+        if field.places or len(field.parts) != 1:
+            raise refused(node, "the output has positions; return an average of them, or one of them")
+        (part,) = field.parts
+        if part.law != "normal":
+            raise refused(node, "the output is not that of a layer with weights; leave out the last activation")
+        value = part.tangent if self._tangent else part.second
+        assert value is not None
+        return value[0, 0]
+
+
+def shape_dtype(graph: LimitGraph) -> torch.dtype:
+    """The dtype of the output."""
+    value = graph.result.meta["val"]
+    assert isinstance(value, Tensor)
+    return value.dtype

@@ -16,18 +16,9 @@ from torch.nn.functional import pad
 from lazyscope.ambient import without_autocast
 from lazyscope.errors import ModelError
 from lazyscope.memory import Memory
-from lazyscope.tangent.limit import (
-    NUMBERS,
-    Covariance,
-    Dual,
-    Kind,
-    Layout,
-    PerLayer,
-    check_inputs,
-    find_dual,
-    recursion,
-    stack,
-)
+from lazyscope.tangent.limit_covariance import Covariance
+from lazyscope.tangent.limit_dense import NUMBERS, Kind, Layout, PerLayer, check_inputs, recursion, stack
+from lazyscope.tangent.limit_duals import Dual, find_dual
 from lazyscope.tangent.pairwise import by_blocks
 
 
@@ -50,13 +41,13 @@ def limit_kernel_convolution(
     """Compute the kernel of a convolutional network in the limit of infinitely many channels.
 
     The network has depth - 1 convolutions and a linear readout, and the kernel is Θ(x, x') or Σ(x, x') as in
-    `limit_kernel`. The recursion is that of fully connected networks with a covariance for every pair of positions, and
+    `limit_kernel_dense`. The recursion is that of fully connected networks with a covariance for every pair of positions, and
     each convolution takes the mean over the offsets o of its kernel (Arora et al., 2019, CNTK; Novak et al., 2019,
     CNN-GP):
 
         Σ(p, p') = σ_w² mean_o Q(p+o, p'+o) + σ_b²,        Q = 0 beyond the border (stride 1, 'same' zero padding).
 
-    The fan-in of a convolution is kernel_size² times the number of channels. As in `limit_kernel`, the channels of the
+    The fan-in of a convolution is kernel_size² times the number of channels. As in `limit_kernel_dense`, the channels of the
     input images are not counted; pass x/√c for a network that divides by their number. The readout takes all positions
     flattened, so that only p = p' matters. If `pooled`, it takes the mean over the positions (global average pooling),
     which needs all pairs of positions: time and memory then grow with the fourth power of the side of the images.
@@ -67,14 +58,14 @@ def limit_kernel_convolution(
         depth: The number of layers of weights, including the readout.
         pooled: Whether the readout takes the mean over the positions.
         kernel_size: The side of the convolution kernels, an odd number.
-        activation: The activation between the layers: "relu", "erf" or a `Dual`.
+        activation: The activation between the layers: as in `limit_kernel_dense`.
         kind: The kernel to compute: "ntk" or "nngp".
         weight_variance: The variance σ_w², one number for all layers or one for each layer.
         bias_variance: The variance σ_b², one number for all layers or one for each layer.
         weight_rate: The rate ρ_w. `None` uses `weight_variance`.
         bias_rate: The rate ρ_b. `None` uses `bias_variance`.
         memory: The approximate number of bytes to use in addition to the result, as a number or a string such as
-            "2GB", as in `limit_kernel`. At least one pair of images is processed at a time.
+            "2GB", as in `limit_kernel_dense`. At least one pair of images is processed at a time.
 
     Returns:
         The kernel, of shape (n1, n2).

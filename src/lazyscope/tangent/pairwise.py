@@ -45,24 +45,50 @@ def by_blocks(
         InputError: If the kernel itself does not fit into memory.
         ModelError: If it overflows.
     """
-    n1, n2 = len(x1), len(x1 if x2 is None else x2)
+    others = x1 if x2 is None else x2
+    followed = torch.is_grad_enabled() and (x1.requires_grad or others.requires_grad)
+    sizes = len(x1), None if x2 is None else len(x2)
     bound = parse_memory(memory) or default_memory(x1.device, DEFAULT)
-    check_fits((n1, n2), x1.dtype, x1.device, what=f"The {title}", instead="use fewer points, or some rows at a time")
     side = math.isqrt(bound // (numbers * x1.element_size()))
+    return by_slices(lambda i, j: block(x1[i], others[j]), sizes, x1.new_empty(0), side, followed, title)
+
+
+def by_slices(
+    block: Callable[[slice, slice], Tensor], sizes: tuple[int, int | None], like: Tensor, side: int, followed: bool, title: str
+) -> Float[Tensor, "n1 n2"]:
+    """Compute the kernel of all pairs of inputs, which `block` knows by their indices.
+
+    Args:
+        block: A function that computes the kernel of a range of rows and a range of columns.
+        sizes: The numbers n1 and n2. If n2 is `None`, the kernel is symmetric.
+        like: A tensor with the dtype and the device of the kernel.
+        side: The largest number of rows and columns of a block; a block has at least one of each.
+        followed: Whether autograd differentiates the kernel.
+        title: What is computed, for the progress bar and for error messages.
+
+    Returns:
+        The kernel, of shape (n1, n2).
+
+    Raises:
+        InputError: If the kernel itself does not fit into memory.
+        ModelError: If it overflows.
+    """
+    n1, n2 = sizes[0], sizes[0] if sizes[1] is None else sizes[1]
+    symmetric = sizes[1] is None
+    check_fits((n1, n2), like.dtype, like.device, what=f"The {title}", instead="use fewer points, or some rows at a time")
     rows, columns = _even(n1, side), _even(n2, side)
-    pairs = [(i, j) for i, j in product(rows, columns) if x2 is not None or i.start <= j.start]
-    followed = torch.is_grad_enabled() and (x1.requires_grad or (x2 is not None and x2.requires_grad))
+    pairs = [(i, j) for i, j in product(rows, columns) if not symmetric or i.start <= j.start]
     parts: dict[tuple[int, int], Tensor] = {}
-    kernel = None if (followed and pairs) or len(pairs) == 1 else x1.new_empty(n1, n2)
+    kernel = None if (followed and pairs) or len(pairs) == 1 else like.new_empty(n1, n2)
     for i, j in track(pairs, title):
-        part = block(x1[i], (x1 if x2 is None else x2)[j])
-        if x2 is None and i == j:
+        part = block(i, j)
+        if symmetric and i == j:
             part = (part + part.T) / 2  # a matrix product is only symmetric to rounding
         if kernel is None:
             parts[i.start, j.start] = part
         else:
             kernel[i, j] = part
-            if x2 is None:
+            if symmetric:
                 kernel[j, i] = part.T
     return check_finite(_joined(parts, rows, columns) if kernel is None else kernel, f"The {title}")
 

@@ -1,0 +1,149 @@
+"""Covariances of pairs of normal variables, to full relative precision near correlations of ±1."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import reduce
+from typing import final
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from lazyscope.tangent.direction import half_distance, refined, unit
+
+
+@final
+@dataclass(frozen=True)
+class Covariance:
+    """The covariance E[u_i v_j] = left_i right_j c_ij, with 1-c and 1+c stored instead of the correlation c.
+
+    Both are sums of non-negative terms throughout a recursion over layers, so each keeps its relative precision.
+    Storing c itself would not be accurate: near ±1, a rounding error of 10⁻¹⁶ in c changes the angle arccos c, and with
+    it E[σ'σ'] of the ReLU, by 10⁻⁸.
+    """
+
+    left: Float[Tensor, "*positions n1"]
+    right: Float[Tensor, "*positions n2"]
+    below: Float[Tensor, "*positions n1 n2"]
+    """1 - c."""
+    above: Float[Tensor, "*positions n1 n2"]
+    """1 + c."""
+
+    @staticmethod
+    def of(u: Float[Tensor, "*positions n1 d"], v: Float[Tensor, "*positions n2 d"]) -> Covariance:
+        """The covariance u·v; for unit vectors, 1 ∓ u·v = |u ∓ v|²/2."""
+        left, right = unit(u), unit(v)
+        cosine = left @ right.mT
+        below, above = refined(1 - cosine, left, right), refined(1 + cosine, left, -right)
+        return Covariance(torch.linalg.vector_norm(u, dim=-1), torch.linalg.vector_norm(v, dim=-1), below, above)
+
+    @staticmethod
+    def from_product(
+        left: Float[Tensor, "*positions n1"],
+        right: Float[Tensor, "*positions n2"],
+        product: Float[Tensor, "*positions n1 n2"],
+    ) -> Covariance:
+        """The covariance with a given E[uv], whose rounding error is not small relative to 1 ∓ c near c = ±1."""
+        correlation = product / _times(left, right).clamp(min=torch.finfo(left.dtype).tiny)
+        return Covariance(left, right, (1 - correlation).clamp(0, 2), (1 + correlation).clamp(0, 2))
+
+    @property
+    def scale(self) -> Float[Tensor, "*positions n1 n2"]:
+        """√(E[u²] E[v²])."""
+        return _times(self.left, self.right)
+
+    @property
+    def product(self) -> Float[Tensor, "*positions n1 n2"]:
+        """E[uv]."""
+        return self.scale * (1 - self.below)
+
+    @property
+    def half_sines(self) -> tuple[Tensor, Tensor]:
+        """√(1-c) and √(1+c), which are √2 times the sine and the cosine of half the angle between u and v."""
+        # The floor is far below rounding; below it, the derivative of the root is 0 instead of ∞.
+        floor = math.sqrt(torch.finfo(self.below.dtype).tiny)
+        return self.below.clamp(min=floor).sqrt(), self.above.clamp(min=floor).sqrt()
+
+    @property
+    def angle(self) -> Float[Tensor, "*positions n1 n2"]:
+        """φ = arccos c, by tan²(φ/2) = (1 - c)/(1 + c)."""
+        return 2 * torch.atan2(*self.half_sines)
+
+    def times(self, left: Tensor | float, right: Tensor | float) -> Covariance:
+        """The covariance of the variables multiplied by non-negative factors."""
+        return Covariance(self.left * left, self.right * right, self.below, self.above)
+
+
+@final
+@dataclass(frozen=True)
+class Term:
+    """A term w·Σ_o E[u_o v_o] of a covariance, where o are the inputs that an output sees.
+
+    Attributes:
+        weight: The factor w.
+        covariance: The covariance of u and v.
+        patches: A function that stacks the inputs of each output along a new last dimension, for the scales.
+        total: A function that sums over the inputs of each pair of outputs.
+    """
+
+    weight: float
+    covariance: Covariance
+    patches: Callable[[Tensor], Tensor]
+    total: Callable[[Tensor], Tensor]
+
+
+def plain(weight: float, covariance: Covariance) -> Term:
+    """A term with one input for each output."""
+    return Term(weight, covariance, lambda scale: scale[..., None], lambda pairs: pairs)
+
+
+def gathered(terms: Sequence[Term], constant: float = 0.0) -> Covariance:
+    """Compute the sum of the terms and of a non-negative constant without cancellation.
+
+    Let the vectors U and V contain √w times the scales in a patch, and the root of the constant. Then |U||V| ∓ E[zz']
+    is the sum of three parts: |U||V| - U·V, which is |U||V| times half the squared distance between their directions;
+    Σ w·total(scale·(1 ∓ c)); and, for the lower sign, twice the constant.
+    """
+    u, v = (_seen([side(term.covariance) for term in terms], terms, constant) for side in (_left, _right))
+    left, right = torch.linalg.vector_norm(u, dim=-1), torch.linalg.vector_norm(v, dim=-1)
+    size = _times(left, right).clamp(min=torch.finfo(left.dtype).tiny)
+    scales = [term.covariance.scale for term in terms]
+    below, above = (
+        reduce(torch.add, (t.weight * t.total(s * side(t.covariance)) for t, s in zip(terms, scales, strict=True)))
+        for side in (_below, _above)
+    )
+    below, above = below / size, (above + 2 * constant if constant else above) / size
+    if u.shape[-1] > 1:  # otherwise U and V are parallel
+        apart = half_distance(unit(u), unit(v))
+        below, above = below + apart, above + apart
+    return Covariance(left, right, below, above)
+
+
+def _seen(scales: Sequence[Tensor], terms: Sequence[Term], constant: float) -> Tensor:
+    patches = [math.sqrt(term.weight) * term.patches(scale) for term, scale in zip(terms, scales, strict=True)]
+    if constant:
+        patches.append(patches[0].new_full((*patches[0].shape[:-1], 1), math.sqrt(constant)))
+    return torch.cat(patches, dim=-1) if len(patches) > 1 else patches[0]
+
+
+def _left(covariance: Covariance) -> Tensor:
+    return covariance.left
+
+
+def _right(covariance: Covariance) -> Tensor:
+    return covariance.right
+
+
+def _below(covariance: Covariance) -> Tensor:
+    return covariance.below
+
+
+def _above(covariance: Covariance) -> Tensor:
+    return covariance.above
+
+
+def _times(left: Tensor, right: Tensor) -> Tensor:
+    return left[..., :, None] * right[..., None, :]

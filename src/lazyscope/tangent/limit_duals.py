@@ -1,0 +1,269 @@
+"""Activations of infinitely wide networks, given by their effect on pairs of normal variables."""
+
+from __future__ import annotations
+
+import functools
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from typing import final
+
+import torch
+from torch import Tensor
+
+from lazyscope.errors import ModelError
+from lazyscope.tangent.limit_covariance import Covariance
+
+
+class Dual(ABC):
+    """An activation σ, given by its effect on a pair of normal variables with a given covariance."""
+
+    smooth = False
+    """Whether E[σσ] is computed from E[uv] instead of 1 ∓ c, which is sufficient if no kink follows in float32."""
+
+    @abstractmethod
+    def __call__(self, covariance: Covariance) -> tuple[Covariance, Tensor]:
+        """Compute the second moments E[σ(u)σ(v)] and E[σ'(u)σ'(v)]."""
+
+
+@final
+class Kinked(Dual):
+    """The function u for u > 0 and αu for u < 0: the ReLU, the leaky ReLU and the absolute value.
+
+    It is pu + m|u| with p = (1+α)/2 and m = (1-α)/2. For normal u and v at the angle φ, u and |v| are uncorrelated,
+    E|uv| = |u||v| (sin φ + (π/2-φ) cos φ)·2/π and E[sign u sign v] = 1 - 2φ/π (Cho, Saul, 2009, n = 1 and 0).
+
+    Args:
+        negative: The slope α for u < 0.
+    """
+
+    def __init__(self, negative: float = 0.0) -> None:
+        self._even, self._odd = ((1 - negative) / 2) ** 2, ((1 + negative) / 2) ** 2
+        self._at_zero = negative**2  # the derivative at 0 is α, as in torch
+
+    def __call__(self, covariance: Covariance) -> tuple[Covariance, Tensor]:
+        even, odd = self._even, self._odd
+        total = even + odd
+        near, far = covariance.half_sines
+        angle = 2 * torch.atan2(near, far)
+        # sin φ = √((1-c)(1+c)) and cos φ = 1 - (1-c); the new correlation is 1 - O(φ²).
+        bend = (near * far - angle * (1 - covariance.below)) * (2 / math.pi)
+        below = (covariance.below - (even / total) * bend).clamp(min=0)
+        # For an α of at least 0 that is not 0, c = -1 can remain close to -1, so 1 + c is a sum of positive terms.
+        above = 2 - below if odd == even else (odd * covariance.above + even * (2 - covariance.below + bend)) / total
+        slope = total - (2 * even / math.pi) * angle
+        left, right = covariance.left, covariance.right
+        if not bool((left > 0).all()) or not bool((right > 0).all()):
+            slope = torch.where(covariance.scale > 0, slope, self._at_zero)
+        root = math.sqrt(total)
+        return Covariance(root * left, root * right, below, above), slope
+
+
+def Relu() -> Kinked:
+    """The ReLU."""
+    return Kinked(0.0)
+
+
+class _Smooth(Dual):
+    """An activation whose moments are smooth in c, so that rounding at c = ±1 is harmless."""
+
+    smooth = True
+
+    def __call__(self, covariance: Covariance) -> tuple[Covariance, Tensor]:
+        product, slope, left, right = self.moments(covariance)
+        floor = math.sqrt(torch.finfo(left.dtype).tiny)
+        left, right = (second.clamp(min=floor).sqrt() for second in (left, right))
+        return Covariance.from_product(left, right, product), slope
+
+    @abstractmethod
+    def moments(self, covariance: Covariance) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """Compute E[σ(u)σ(v)], E[σ'(u)σ'(v)], E[σ(u)²] and E[σ(v)²]."""
+
+
+@final
+class Erf(_Smooth):
+    """The error function (Williams, 1997).
+
+    E[σσ] = (2/π) arcsin(2E[uv]/√((1+2E[u²])(1+2E[v²]))) and E[σ'σ'] = (4/π)/√D, with D defined in the code.
+    """
+
+    def moments(self, covariance: Covariance) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        q1, q2 = covariance.left.square(), covariance.right.square()
+        a, b = q1[..., :, None], q2[..., None, :]
+        # D = (1+2q₁)(1+2q₂) - 4E[uv]² without cancellation; arcsin s = arctan(s/√(1-s²)) for the same reason.
+        root = (1 + 2 * a + 2 * b + 4 * a * b * covariance.below * covariance.above).sqrt()
+        product = 2 / math.pi * torch.atan2(2 * covariance.product, root)
+        return product, 4 / math.pi / root, self._second(q1), self._second(q2)
+
+    @staticmethod
+    def _second(q: Tensor) -> Tensor:
+        """Compute E[σ(u)²] for u of variance q."""
+        return 2 / math.pi * torch.atan2(2 * q, (1 + 4 * q).sqrt())
+
+
+@final
+class Wave(_Smooth):
+    """The sine, or the cosine: E[sin u sin v] = e^{-(q₁+q₂)/2} sinh E[uv], and cosh for the cosine.
+
+    Args:
+        even: Whether the function is the cosine.
+    """
+
+    def __init__(self, even: bool) -> None:
+        self._even = even
+
+    def moments(self, covariance: Covariance) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        q1, q2, product = covariance.left.square(), covariance.right.square(), covariance.product
+        mean = (q1[..., :, None] + q2[..., None, :]) / 2
+        near, far = (product - mean).exp(), (-product - mean).exp()
+        sine, cosine = (near - far) / 2, (near + far) / 2
+        own = [(1 + (1 if self._even else -1) * torch.exp(-2 * q)) / 2 for q in (q1, q2)]
+        return (cosine, sine, *own) if self._even else (sine, cosine, *own)  # type: ignore[return-value]
+
+
+TAIL = 1e-12
+"""The bound on the relative tail of a Hermite series."""
+
+MOST = 1500
+"""The largest degree of a Hermite series."""
+
+
+@final
+class Series(_Smooth):
+    """An analytic activation, by its Hermite series: E[σ(u)σ(v)] = Σ_k a_k(|u|) a_k(|v|) cᵏ (Mehler's formula).
+
+    Here a_k(s) = E[σ(sz)h_k(z)] with the orthonormal Hermite polynomials h_k, and the same for σ'. The degree is chosen
+    such that the tail E[σ(sz)²] - Σ a_k², and that of σ', are below `TAIL` times the whole for all scales s. By the
+    inequality of Cauchy and Schwarz, this bounds the truncation error for all c. The coefficients are integrated by
+    the trapezoidal rule, whose error for functions analytic in |Im z| < w and a step h is of order exp(-2πw/h).
+
+    Args:
+        function: The activation σ.
+        slope: Its derivative σ'.
+        width: The distance of the singularities of σ from the real axis, or within which an entire σ is moderate.
+    """
+
+    def __init__(
+        self, function: Callable[[Tensor], Tensor], slope: Callable[[Tensor], Tensor], width: float
+    ) -> None:
+        self._function, self._slope, self._width = function, slope, width
+
+    def moments(self, covariance: Covariance) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        left, right = covariance.left, covariance.right
+        largest = max(float(left.detach().max()), float(right.detach().max())) if left.numel() and right.numel() else 1.0
+        rule = _rule(self._step(largest))
+        correlation = 1 - covariance.below
+        found, own = [], []
+        for function in (self._function, self._slope):
+            a, b = self._coefficients(function, left, right, rule)
+            found.append(_polynomial(a, b, correlation))
+            own.append([each.square().sum(-1) for each in (a, b)])
+        return found[0], found[1], own[0][0], own[0][1]
+
+    def _step(self, largest: float) -> float:
+        """The step of the trapezoidal rule for scales up to `largest`."""
+        # e^{-z²/2} restricts the strip to a width of at most √(2·40); exp(-2πw/h) is below 10⁻¹⁷ at w/h = 6.25.
+        width = min(1.5, self._width / max(largest, 1e-300))
+        return 2.0 ** math.floor(math.log2(width / 6.25))
+
+    def _coefficients(
+        self, function: Callable[[Tensor], Tensor], left: Tensor, right: Tensor, rule: Rule
+    ) -> tuple[Tensor, Tensor]:
+        nodes, weights = rule.nodes.to(left), rule.weights.to(left)
+        values = [function(scale[..., None] * nodes) * weights.sqrt() for scale in (left, right)]
+        wholes = [value.detach().square().sum(-1) for value in values]
+        degree = 16
+        while True:
+            basis = rule.hermite(degree).to(left)
+            found = [value @ basis.T for value in values]
+            tails = [
+                float(((w - a.detach().square().sum(-1)) / w.clamp(min=1e-300)).max()) if w.numel() else 0.0
+                for w, a in zip(wholes, found, strict=True)
+            ]
+            if max(tails) < TAIL:
+                return found[0], found[1]
+            if degree >= MOST:
+                raise ModelError(
+                    "The Hermite series of an activation does not converge because its inputs have too large a variance;"
+                    " normalise the inputs, or use smaller weights."
+                )
+            degree = min(2 * degree, MOST)
+
+
+class Rule:
+    """The trapezoidal rule for the normal density, and the Hermite functions at its nodes.
+
+    Args:
+        step: The distance between nodes.
+    """
+
+    def __init__(self, step: float) -> None:
+        count = math.ceil(13 / step)  # the density beyond 13 is below 10⁻³⁶
+        self.nodes = torch.arange(-count, count + 1, dtype=torch.float64) * step
+        self.weights = step * torch.exp(-self.nodes.square() / 2) / math.sqrt(2 * math.pi)
+        self._rows = [self.weights.sqrt(), self.nodes * self.weights.sqrt()]
+
+    def hermite(self, degree: int) -> Tensor:
+        """h_k times the root of the weights, for k < degree, one row for each k."""
+        while len(self._rows) < degree:
+            k = len(self._rows) - 1
+            self._rows.append((self.nodes * self._rows[-1] - math.sqrt(k) * self._rows[-2]) / math.sqrt(k + 1))
+        return torch.stack(self._rows[:degree])
+
+
+@functools.cache
+def _rule(step: float) -> Rule:
+    return Rule(step)
+
+
+def _polynomial(a: Tensor, b: Tensor, correlation: Tensor) -> Tensor:
+    """Compute Σ_k a_k b_k cᵏ by Horner's rule."""
+    result = torch.zeros_like(correlation)
+    for k in reversed(range(a.shape[-1])):
+        result = result * correlation + a[..., k][..., :, None] * b[..., k][..., None, :]
+    return result
+
+
+def _sigmoid_slope(z: Tensor) -> Tensor:
+    return torch.sigmoid(z) * torch.sigmoid(-z)
+
+
+def _silu_slope(z: Tensor) -> Tensor:
+    return torch.sigmoid(z) + z * _sigmoid_slope(z)
+
+
+def _gelu_slope(z: Tensor) -> Tensor:
+    return torch.special.ndtr(z) + z * torch.exp(-z.square() / 2) / math.sqrt(2 * math.pi)
+
+
+def _tanh_slope(z: Tensor) -> Tensor:
+    return 1 / torch.cosh(z.clamp(-300, 300)).square()
+
+
+GELU = Series(lambda z: z * torch.special.ndtr(z), _gelu_slope, 3.0)
+TANH = Series(torch.tanh, _tanh_slope, math.pi / 2)
+SIGMOID = Series(torch.sigmoid, _sigmoid_slope, math.pi)
+SILU = Series(torch.nn.functional.silu, _silu_slope, math.pi)
+SOFTPLUS = Series(torch.nn.functional.softplus, torch.sigmoid, math.pi)
+
+DUALS: dict[str, Dual] = {
+    "relu": Kinked(),
+    "abs": Kinked(-1.0),
+    "erf": Erf(),
+    "sin": Wave(even=False),
+    "cos": Wave(even=True),
+    "gelu": GELU,
+    "tanh": TANH,
+    "sigmoid": SIGMOID,
+    "silu": SILU,
+    "softplus": SOFTPLUS,
+}
+
+
+def find_dual(activation: str | Dual) -> Dual:
+    """Return the activation itself, or the one with the given name."""
+    if isinstance(activation, Dual):
+        return activation
+    if activation not in DUALS:
+        raise ModelError(f"The limit for '{activation}' is not known; choose {' or '.join(DUALS)}, or pass a Dual.")
+    return DUALS[activation]
