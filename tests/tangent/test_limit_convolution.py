@@ -14,8 +14,8 @@ from torch import Tensor
 
 from lazyscope.errors import InputError, ModelError
 from lazyscope.model.base import Model
-from lazyscope.tangent.limit_dense import limit_kernel_dense as limit_kernel
 from lazyscope.tangent.limit_convolution import limit_kernel_convolution
+from lazyscope.tangent.limit_dense import limit_kernel_dense as limit_kernel
 
 
 def convolutional_net(

@@ -19,9 +19,12 @@ from lazyscope.model.inputs import check_inputs
 from lazyscope.tangent.limit_dense import NUMBERS, Kind
 from lazyscope.tangent.limit_field import Field
 from lazyscope.tangent.limit_graph import LINEAR, LimitGraph, refused, shape
-from lazyscope.tangent.limit_rules import Run, Site, aten, dual_of, interpret
+from lazyscope.tangent.limit_rules import dual_of, interpret
+from lazyscope.tangent.limit_run import Run, Site
 from lazyscope.tangent.limit_variances import Variances, variance_of
 from lazyscope.tangent.pairwise import DEFAULT, by_slices
+
+aten = torch.ops.aten
 
 Parametrisation: TypeAlias = Literal["ntk", "standard"]
 
@@ -46,27 +49,28 @@ def limit_kernel(
 
     **Operations.** `Linear`, `Conv1d` and `Conv2d` with any stride, zero padding and dilation, and with groups of many
     channels; `Embedding` as the first layer; parameters that are added, such as embeddings of positions; ReLU, leaky
-    ReLU, abs, erf, sin and cos in closed form; GELU, tanh, sigmoid, SiLU and softplus by Hermite series, with a relative
-    error below 10⁻¹⁰; average pooling, means and sums over positions; reshapes, flattening, transposing and slices;
-    residual sums; concatenation of channels; products with numbers; `LayerNorm` over the channels; batch normalisation
-    in evaluation mode with the moments of its initialisation. Dropout is replaced by its expectation, the identity.
-    Softmax attention is computed with logits q·k/d instead of q·k/√d, where d is the size of a head, as in Hron et al.
-    (2020): pass `scale=1/d` to `scaled_dot_product_attention`. Then attention weights converge to those of constant
-    logits if queries and keys have different weights, and to those of the covariance of the queries if both are the
-    same tensor; gradients through the logits vanish.
+    ReLU, abs, erf, sin and cos in closed form; GELU, tanh, sigmoid, SiLU and softplus by Hermite series, with a
+    relative error below 10⁻¹⁰; average pooling, means and sums over positions; reshapes, flattening, transposing and
+    slices; residual sums; concatenation of channels; products with numbers; `LayerNorm` over the channels; batch
+    normalisation in evaluation mode with the moments of its initialisation. Dropout is replaced by its expectation, the
+    identity. Softmax attention is computed with logits q·k/d instead of q·k/√d, where d is the size of a head, as in
+    Hron et al. (2020): pass `scale=1/d` to `scaled_dot_product_attention`. Then attention weights converge to those of
+    constant logits if queries and keys have different weights, and to those of the covariance of the queries if both
+    are the same tensor; gradients through the logits vanish.
 
     Other operations are refused, and so are weights that are used more than once, outputs that are activations, and
     activations of inputs that are not normal, such as an activation after another one.
 
     **Parametrisation.** In the NTK parametrisation, the default, a parameter is its standard deviation times a standard
     normal variable, and the gradient is taken with respect to that variable. Thus a parameter that starts at a constant
-    (a bias that is 0, the weights of a normalisation) does not contribute. In the standard parametrisation, the gradient
-    is taken with respect to the parameters, as in `tangent_kernel`; the kernel then grows with the widths of the module,
-    and is the leading term for them.
+    (a bias that is 0, the weights of a normalisation) does not contribute. In the standard parametrisation, the
+    gradient is taken with respect to the parameters, as in `tangent_kernel`; the kernel then grows with the widths of
+    the module, and is the leading term for them.
 
     **Precision.** For networks of linear layers, convolutions, ReLU, leaky ReLU and abs without averages before an
-    activation, the result is accurate to the rounding of the dtype of the inputs, also near x = ±x'. Others are computed
-    in float64, with an error of at most 10⁻⁸ of the largest entry for nearly parallel inputs and 10⁻¹⁰ elsewhere.
+    activation, the result is accurate to the rounding of the dtype of the inputs, also near x = ±x'. Others are
+    computed in float64, with an error of at most 10⁻⁸ of the largest entry for nearly parallel inputs and 10⁻¹⁰
+    elsewhere.
 
     Args:
         net: The module. Its hidden widths only matter for the default variances of some layers and in the standard
@@ -77,8 +81,8 @@ def limit_kernel(
         variances: The variance of the entries of each parameter. "default" uses that of torch's default initialisation
             for `Linear`, `Conv1d`, `Conv2d` and `Embedding`, and refuses parameters whose mean square differs from it
             by more than six standard errors, unless they are 0. "measured" uses the mean square of the present entries.
-            A dictionary gives the variances of some parameters by name, and "default" is used for the others. A function
-            of the name and the parameter gives all of them.
+            A dictionary gives the variances of some parameters by name, and "default" is used for the others. A
+            function of the name and the parameter gives all of them.
         parametrisation: "ntk" or "standard".
         memory: The approximate number of bytes to use in addition to the result, as a number or a string such as
             "2GB". The default is 1 GiB on a CPU and 4 GiB on a GPU. At least one pair of inputs is processed at a time.
@@ -250,16 +254,16 @@ class _Kernel:
                 for each in node.all_input_nodes:
                     if last[each] is node:
                         run.fields.pop(each, None)
-        return self._kernel(run.fields[self._graph.result])
+        return self._kernel(run.fields[self._graph.result], run.tangent)
 
-    def _kernel(self, field: Field) -> Tensor:
+    def _kernel(self, field: Field, tangent: bool) -> Tensor:
         node = self._graph.result
         if field.places or len(field.parts) != 1:
             raise refused(node, "the output has positions; return an average of them, or one of them")
         (part,) = field.parts
         if part.law != "normal":
             raise refused(node, "the output is not that of a layer with weights; leave out the last activation")
-        value = part.tangent if self._tangent else part.second
+        value = part.tangent if tangent else part.second
         assert value is not None
         return value[0, 0]
 

@@ -41,16 +41,17 @@ def limit_kernel_convolution(
     """Compute the kernel of a convolutional network in the limit of infinitely many channels.
 
     The network has depth - 1 convolutions and a linear readout, and the kernel is Θ(x, x') or Σ(x, x') as in
-    `limit_kernel_dense`. The recursion is that of fully connected networks with a covariance for every pair of positions, and
-    each convolution takes the mean over the offsets o of its kernel (Arora et al., 2019, CNTK; Novak et al., 2019,
-    CNN-GP):
+    `limit_kernel_dense`. The recursion is that of fully connected networks with a covariance for every pair of
+    positions, and each convolution takes the mean over the offsets o of its kernel (Arora et al., 2019, CNTK; Novak et
+    al., 2019, CNN-GP):
 
         Σ(p, p') = σ_w² mean_o Q(p+o, p'+o) + σ_b²,        Q = 0 beyond the border (stride 1, 'same' zero padding).
 
-    The fan-in of a convolution is kernel_size² times the number of channels. As in `limit_kernel_dense`, the channels of the
-    input images are not counted; pass x/√c for a network that divides by their number. The readout takes all positions
-    flattened, so that only p = p' matters. If `pooled`, it takes the mean over the positions (global average pooling),
-    which needs all pairs of positions: time and memory then grow with the fourth power of the side of the images.
+    The fan-in of a convolution is kernel_size² times the number of channels. As in `limit_kernel_dense`, the channels
+    of the input images are not counted; pass x/√c for a network that divides by their number. The readout takes all
+    positions flattened, so that only p = p' matters. If `pooled`, it takes the mean over the positions (global average
+    pooling), which needs all pairs of positions: time and memory then grow with the fourth power of the side of the
+    images.
 
     Args:
         x1: The images, of shape (n1, channels, height, width).

@@ -12,6 +12,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from lazyscope._typing import Number
 from lazyscope.tangent.direction import half_distance, refined, unit
 
 
@@ -72,7 +73,7 @@ class Covariance:
         """φ = arccos c, by tan²(φ/2) = (1 - c)/(1 + c)."""
         return 2 * torch.atan2(*self.half_sines)
 
-    def times(self, left: Tensor | float, right: Tensor | float) -> Covariance:
+    def times(self, left: Tensor | Number, right: Tensor | Number) -> Covariance:
         """The covariance of the variables multiplied by non-negative factors."""
         return Covariance(self.left * left, self.right * right, self.below, self.above)
 
@@ -89,18 +90,18 @@ class Term:
         total: A function that sums over the inputs of each pair of outputs.
     """
 
-    weight: float
+    weight: Number
     covariance: Covariance
     patches: Callable[[Tensor], Tensor]
     total: Callable[[Tensor], Tensor]
 
 
-def plain(weight: float, covariance: Covariance) -> Term:
+def plain(weight: Number, covariance: Covariance) -> Term:
     """A term with one input for each output."""
     return Term(weight, covariance, lambda scale: scale[..., None], lambda pairs: pairs)
 
 
-def gathered(terms: Sequence[Term], constant: float = 0.0) -> Covariance:
+def gathered(terms: Sequence[Term], constant: Number = 0.0) -> Covariance:
     """Compute the sum of the terms and of a non-negative constant without cancellation.
 
     Let the vectors U and V contain √w times the scales in a patch, and the root of the constant. Then |U||V| ∓ E[zz']
@@ -122,7 +123,7 @@ def gathered(terms: Sequence[Term], constant: float = 0.0) -> Covariance:
     return Covariance(left, right, below, above)
 
 
-def _seen(scales: Sequence[Tensor], terms: Sequence[Term], constant: float) -> Tensor:
+def _seen(scales: Sequence[Tensor], terms: Sequence[Term], constant: Number) -> Tensor:
     patches = [math.sqrt(term.weight) * term.patches(scale) for term, scale in zip(terms, scales, strict=True)]
     if constant:
         patches.append(patches[0].new_full((*patches[0].shape[:-1], 1), math.sqrt(constant)))

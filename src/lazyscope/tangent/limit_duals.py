@@ -143,14 +143,14 @@ class Series(_Smooth):
         width: The distance of the singularities of σ from the real axis, or within which an entire σ is moderate.
     """
 
-    def __init__(
-        self, function: Callable[[Tensor], Tensor], slope: Callable[[Tensor], Tensor], width: float
-    ) -> None:
+    def __init__(self, function: Callable[[Tensor], Tensor], slope: Callable[[Tensor], Tensor], width: float) -> None:
         self._function, self._slope, self._width = function, slope, width
 
     def moments(self, covariance: Covariance) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         left, right = covariance.left, covariance.right
-        largest = max(float(left.detach().max()), float(right.detach().max())) if left.numel() and right.numel() else 1.0
+        largest = (
+            max(float(left.detach().max()), float(right.detach().max())) if left.numel() and right.numel() else 1.0
+        )
         rule = _rule(self._step(largest))
         correlation = 1 - covariance.below
         found, own = [], []
@@ -184,8 +184,8 @@ class Series(_Smooth):
                 return found[0], found[1]
             if degree >= MOST:
                 raise ModelError(
-                    "The Hermite series of an activation does not converge because its inputs have too large a variance;"
-                    " normalise the inputs, or use smaller weights."
+                    "The Hermite series of an activation does not converge because the variance of its inputs is too"
+                    " large; normalise the inputs, or use smaller weights."
                 )
             degree = min(2 * degree, MOST)
 
@@ -229,15 +229,18 @@ def _sigmoid_slope(z: Tensor) -> Tensor:
 
 
 def _silu_slope(z: Tensor) -> Tensor:
-    return torch.sigmoid(z) + z * _sigmoid_slope(z)
+    slope: Tensor = torch.sigmoid(z) + z * _sigmoid_slope(z)
+    return slope
 
 
 def _gelu_slope(z: Tensor) -> Tensor:
-    return torch.special.ndtr(z) + z * torch.exp(-z.square() / 2) / math.sqrt(2 * math.pi)
+    slope: Tensor = torch.special.ndtr(z) + z * torch.exp(-z.square() / 2) / math.sqrt(2 * math.pi)
+    return slope
 
 
 def _tanh_slope(z: Tensor) -> Tensor:
-    return 1 / torch.cosh(z.clamp(-300, 300)).square()
+    slope: Tensor = 1 / torch.cosh(z.clamp(-300, 300)).square()
+    return slope
 
 
 GELU = Series(lambda z: z * torch.special.ndtr(z), _gelu_slope, 3.0)

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import avg_pool2d, pad
 
+from lazyscope._typing import Number
 from lazyscope.tangent.limit_axes import Atom, Axes
 from lazyscope.tangent.limit_covariance import Covariance
 
@@ -61,7 +62,7 @@ class Part:
             tangent=None if self.tangent is None else pairs(self.tangent),
         )
 
-    def times(self, left: Tensor | float, right: Tensor | float) -> Part:
+    def times(self, left: Tensor | Number, right: Tensor | Number) -> Part:
         """The part multiplied by non-negative factors, one for each input and position."""
         both = left * right if isinstance(left, float) else left[..., :, None] * right[..., None, :]  # type: ignore[index]
         return replace(

@@ -68,7 +68,7 @@ class LimitGraph:
         nodes: The nodes, in order.
         result: The node of the output.
         classes: The class of each node.
-        constants: The values of all nodes that do not depend on the inputs, with the parameters at their present values.
+        constants: The values of all nodes that do not depend on the inputs, for the present parameters.
         needs: What the users of each node need.
         weights: The expressions in the parameters that have been found, by node.
         placeholders: The parameters by node.
@@ -226,6 +226,11 @@ PASSIVE = MOVEMENTS | {
     operator.getitem,
 }
 """Operations that need angles of their operands only if their result does."""
+
+
+def arguments(node: fx.Node) -> Any:
+    """The arguments of a node, which are not typed."""
+    return node.args
 
 
 def shape(node: fx.Node) -> tuple[int, ...]:

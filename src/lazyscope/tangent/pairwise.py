@@ -54,7 +54,12 @@ def by_blocks(
 
 
 def by_slices(
-    block: Callable[[slice, slice], Tensor], sizes: tuple[int, int | None], like: Tensor, side: int, followed: bool, title: str
+    block: Callable[[slice, slice], Tensor],
+    sizes: tuple[int, int | None],
+    like: Tensor,
+    side: int,
+    followed: bool,
+    title: str,
 ) -> Float[Tensor, "n1 n2"]:
     """Compute the kernel of all pairs of inputs, which `block` knows by their indices.
 
@@ -75,7 +80,9 @@ def by_slices(
     """
     n1, n2 = sizes[0], sizes[0] if sizes[1] is None else sizes[1]
     symmetric = sizes[1] is None
-    check_fits((n1, n2), like.dtype, like.device, what=f"The {title}", instead="use fewer points, or some rows at a time")
+    check_fits(
+        (n1, n2), like.dtype, like.device, what=f"The {title}", instead="use fewer points, or some rows at a time"
+    )
     rows, columns = _even(n1, side), _even(n2, side)
     pairs = [(i, j) for i, j in product(rows, columns) if not symmetric or i.start <= j.start]
     parts: dict[tuple[int, int], Tensor] = {}

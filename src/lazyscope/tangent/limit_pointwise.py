@@ -1,0 +1,88 @@
+"""Activations, normalisations and products with numbers."""
+
+from __future__ import annotations
+
+import math
+from functools import reduce
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+
+from lazyscope.tangent.limit_axes import channels
+from lazyscope.tangent.limit_duals import Dual
+from lazyscope.tangent.limit_field import Field, Part
+from lazyscope.tangent.limit_graph import arguments, number, refused
+from lazyscope.tangent.limit_run import Run, angles
+
+aten = torch.ops.aten
+
+
+def activation(run: Run, node: fx.Node, dual: Dual) -> Field:
+    """A function of each hidden unit."""
+    field = run.fields[arguments(node)[0]]
+
+    def apply(part: Part) -> Part:
+        if part.law != "normal":
+            raise refused(node, "its input is not normal; let a layer with weights come between two activations")
+        covariance, slope = dual(angles(node, part))
+        tangent = None if part.tangent is None else part.tangent * slope
+        return Part(part.size, "other", part.sources, covariance, None, tangent)
+
+    return field.with_parts(apply)
+
+
+def layer_norm(run: Run, node: fx.Node) -> Field:
+    """Layer normalisation: channels have the mean 0, so it divides by the root of their variance."""
+    x, sizes, weight, bias, epsilon = arguments(node)
+    field = run.fields[x]
+    normed = field.axes[-len(sizes) :]
+    if [a for one in normed for a in one] != channels(field.axes) or not channels(field.axes):
+        raise refused(node, "it must normalise over all channels, and over nothing else")
+    if any(part.law != "normal" for part in field.parts):
+        raise refused(node, "its input is not normal; normalise before the activation")
+    factor = _affine(run, node, weight, bias)
+
+    def side(name: str) -> Tensor:
+        moments = [part.size * getattr(angles(node, part), name).square() for part in field.parts]
+        scale: Tensor = factor / (reduce(torch.add, moments) / field.channels + epsilon).sqrt()
+        return scale
+
+    if any(part.covariance is None for part in field.parts):
+        raise refused(node, "it is followed by no activation")
+    left, right = side("left"), side("right")
+    return field.with_parts(lambda part: part.times(left, right))
+
+
+def _affine(run: Run, node: fx.Node, weight: Any, bias: Any) -> float:
+    """The factor of a normalisation; its weights must be equal, and its biases 0."""
+    factor = 1.0 if weight is None else number(run.graph, weight)
+    shift = 0.0 if bias is None else number(run.graph, bias)
+    if factor is None or shift != 0.0:
+        raise refused(node, "its weights are not equal or its biases are not 0, as they are at initialisation")
+    return abs(factor)
+
+
+def batch_norm(run: Run, node: fx.Node) -> Field:
+    """Batch normalisation in evaluation mode, at its initialisation."""
+    x, weight, bias, mean, variance, _, epsilon = arguments(node)
+    factor = _affine(run, node, weight, bias)
+    centre, spread = number(run.graph, mean), number(run.graph, variance)
+    if centre != 0.0 or spread is None:
+        raise refused(node, "its running moments are not those of its initialisation")
+    return _scaled(run.fields[x], factor / math.sqrt(spread + epsilon))
+
+
+def _scaled(field: Field, factor: float) -> Field:
+    return field.with_parts(lambda part: part.times(abs(factor), abs(factor)))
+
+
+def multiple(run: Run, node: fx.Node) -> Field:
+    """The product of a hidden tensor and a number."""
+    hidden = [a for a in arguments(node) if isinstance(a, fx.Node) and run.graph.classes[a] == "hidden"]
+    others = [a for a in arguments(node) if a not in hidden]
+    by = number(run.graph, others[0]) if len(others) == 1 else None
+    divides = "div" in str(node.target)
+    if by is None or node.kwargs or (divides and arguments(node)[0] not in hidden):
+        raise refused(node, "only products with numbers have a rule")
+    return _scaled(run.fields[hidden[0]], 1 / by if divides else by)
