@@ -52,7 +52,7 @@ def mean(run: Run, node: fx.Node) -> Field:
         raise refused(node, "an average over channels has no rule")
     axes = tuple(() if dim in over else one for dim, one in enumerate(field.axes) if dim not in over or keep)
     total = node.target is aten.sum.dim_IntList
-    changes: Changes = {a: (None, torch.ones(1, a.size) / (1 if total else a.size)) for a in gone}
+    changes: Changes = {a: (None, torch.ones(1, a.size, dtype=torch.float64) / (1 if total else a.size)) for a in gone}
     return _mixed(run, node, field, axes, changes)
 
 

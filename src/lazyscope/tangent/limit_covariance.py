@@ -47,9 +47,15 @@ class Covariance:
         right: Float[Tensor, "*positions n2"],
         product: Float[Tensor, "*positions n1 n2"],
     ) -> Covariance:
-        """The covariance with a given E[uv], whose rounding error is not small relative to 1 ∓ c near c = ±1."""
-        correlation = product / _times(left, right).clamp(min=torch.finfo(left.dtype).tiny)
-        return Covariance(left, right, (1 - correlation).clamp(0, 2), (1 + correlation).clamp(0, 2))
+        """The covariance with a given E[uv], whose rounding error is not small relative to 1 ∓ c near c = ±1.
+
+        Values of 1 ∓ c of a few rounding errors are taken to be 0, so that the result is exact for equal inputs.
+        """
+        info = torch.finfo(left.dtype)
+        correlation = product / _times(left, right).clamp(min=info.tiny)
+        below, above = (1 - correlation).clamp(max=2), (1 + correlation).clamp(max=2)
+        floor = 8 * info.eps
+        return Covariance(left, right, torch.where(below > floor, below, 0), torch.where(above > floor, above, 0))
 
     @property
     def scale(self) -> Float[Tensor, "*positions n1 n2"]:

@@ -90,7 +90,8 @@ class LimitGraph:
     @staticmethod
     def of(model: Model, x: Any, frozen: set[str]) -> LimitGraph:
         """Trace the forward on the first sample of x; `frozen` are the names of the parameters that are not trained."""
-        captured = model.graph(model.params, model.state, Samples(x).rows(slice(1)))
+        one = Samples(Samples(x).rows(slice(1))).map(Tensor.contiguous)  # other layouts would leave traces in the graph
+        captured = model.graph(model.params, model.state, one)
         if not captured.unconditional:
             raise ModelError(
                 "The forward reads values of its inputs or parameters, so its graph is not the same for all samples;"
