@@ -4,15 +4,9 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor
-from torch.nn.functional import normalize
 
 GATHERED = 1 << 20, 1 << 24
 """Lower and upper bounds on the numbers copied at once for nearly parallel pairs; in between, one for each pair."""
-
-
-def unit(u: Tensor) -> Tensor:
-    """Compute u/|u|, which is 0 for u = 0."""
-    return normalize(u, dim=-1, eps=torch.finfo(u.dtype).tiny)
 
 
 def half_distance(u: Tensor, v: Tensor) -> Tensor:

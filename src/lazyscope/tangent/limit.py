@@ -85,7 +85,8 @@ def limit_kernel(
             function of the name and the parameter gives all of them.
         parametrisation: "ntk" or "standard".
         memory: The approximate number of bytes to use in addition to the result, as a number or a string such as
-            "2GB". The default is 1 GiB on a CPU and 4 GiB on a GPU. At least one pair of inputs is processed at a time.
+            "2GB". The default is 32 MiB on a CPU and 4 GiB on a GPU. At least one pair of inputs is processed at a
+            time.
 
     Returns:
         The kernel, of shape (n1, n2).

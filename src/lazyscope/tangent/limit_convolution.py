@@ -19,6 +19,7 @@ from lazyscope.memory import Memory
 from lazyscope.tangent.limit_covariance import Covariance
 from lazyscope.tangent.limit_dense import NUMBERS, Kind, Layout, PerLayer, check_inputs, recursion, stack
 from lazyscope.tangent.limit_duals import Dual, find_dual
+from lazyscope.tangent.limit_field import Window
 from lazyscope.tangent.pairwise import by_blocks
 
 
@@ -139,13 +140,16 @@ class Places(_Grid):
     """Pairs of images at the same position, of shape (position, n1, n2)."""
 
     def pixels(self, x: Float[Tensor, "n c h w"]) -> Float[Tensor, "hw n c"]:
-        return x.flatten(2).permute(2, 0, 1)
+        return x.flatten(2).permute(2, 0, 1).contiguous()
 
     def patches(self, scale: Float[Tensor, "hw n"]) -> Float[Tensor, "hw n offsets"]:
         return self._windows(scale.unflatten(0, (self.height, self.width)), 0, 1).flatten(0, 1)
 
     def mean(self, pairs: Float[Tensor, "hw n1 n2"]) -> Float[Tensor, "hw n1 n2"]:
-        return self._window_mean(pairs.unflatten(0, (self.height, self.width)), [0], [1]).flatten(0, 1)
+        k = self.kernel_size
+        window = Window((k, k), (1, 1), (k // 2, k // 2), (1, 1))
+        image = pairs.unflatten(0, (self.height, self.width))[None]
+        return window.total(image, [[1], [2]], (self.height, self.width))[0].flatten(0, 1) / k**2
 
     def readout(self, pairs: Float[Tensor, "hw n1 n2"]) -> Float[Tensor, "n1 n2"]:
         return pairs.mean(0)

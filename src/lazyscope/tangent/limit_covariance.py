@@ -13,7 +13,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from lazyscope._typing import Number
-from lazyscope.tangent.direction import half_distance, refined, unit
+from lazyscope.tangent.direction import half_distance, refined
 
 
 @final
@@ -36,10 +36,11 @@ class Covariance:
     @staticmethod
     def of(u: Float[Tensor, "*positions n1 d"], v: Float[Tensor, "*positions n2 d"]) -> Covariance:
         """The covariance u·v; for unit vectors, 1 ∓ u·v = |u ∓ v|²/2."""
-        left, right = unit(u), unit(v)
-        cosine = left @ right.mT
+        sizes = _length(u), _length(v)
+        left, right = (_over(vectors, size) for vectors, size in zip((u, v), sizes, strict=True))
+        cosine = _inner(left, right)
         below, above = refined(1 - cosine, left, right), refined(1 + cosine, left, -right)
-        return Covariance(torch.linalg.vector_norm(u, dim=-1), torch.linalg.vector_norm(v, dim=-1), below, above)
+        return Covariance(*sizes, below, above)
 
     @staticmethod
     def from_product(
@@ -115,7 +116,7 @@ def gathered(terms: Sequence[Term], constant: Number = 0.0) -> Covariance:
     Σ w·total(scale·(1 ∓ c)); and, for the lower sign, twice the constant.
     """
     u, v = (_seen([side(term.covariance) for term in terms], terms, constant) for side in (_left, _right))
-    left, right = torch.linalg.vector_norm(u, dim=-1), torch.linalg.vector_norm(v, dim=-1)
+    left, right = _length(u), _length(v)
     size = _times(left, right).clamp(min=torch.finfo(left.dtype).tiny)
     scales = [term.covariance.scale for term in terms]
     below, above = (
@@ -124,7 +125,7 @@ def gathered(terms: Sequence[Term], constant: Number = 0.0) -> Covariance:
     )
     below, above = below / size, (above + 2 * constant if constant else above) / size
     if u.shape[-1] > 1:  # otherwise U and V are parallel
-        apart = half_distance(unit(u), unit(v))
+        apart = half_distance(_over(u, left), _over(v, right))
         below, above = below + apart, above + apart
     return Covariance(left, right, below, above)
 
@@ -134,6 +135,24 @@ def _seen(scales: Sequence[Tensor], terms: Sequence[Term], constant: Number) -> 
     if constant:
         patches.append(patches[0].new_full((*patches[0].shape[:-1], 1), math.sqrt(constant)))
     return torch.cat(patches, dim=-1) if len(patches) > 1 else patches[0]
+
+
+def _length(u: Tensor) -> Tensor:
+    """The length of vectors; torch's norm has a derivative at 0, and takes longer."""
+    if torch.is_grad_enabled() and u.requires_grad:
+        return torch.linalg.vector_norm(u, dim=-1)
+    return (u.square() @ u.new_ones(u.shape[-1])).sqrt()
+
+
+def _over(u: Tensor, length: Tensor) -> Tensor:
+    return u / length[..., None].clamp(min=torch.finfo(u.dtype).tiny)
+
+
+def _inner(u: Tensor, v: Tensor) -> Tensor:
+    """The inner products; torch multiplies many matrices with few columns slowly."""
+    if u.ndim < 4 or u.shape[-1] > 4:
+        return u @ v.mT
+    return reduce(torch.add, (_times(u[..., i], v[..., i]) for i in range(u.shape[-1])))
 
 
 def _left(covariance: Covariance) -> Tensor:

@@ -78,7 +78,7 @@ class Run:
             t = t.permute(0, *(2 + dim for dim in rest), 1, *(2 + dim for dim in channel))
             batch, n = len(t), t.shape[1 + len(rest)]
             d = math.prod(sizes[dim] for dim in channel)
-            return t.reshape(batch, -1, d) if pairs else t.reshape(batch, -1, n, d)
+            return (t.reshape(batch, -1, d) if pairs else t.reshape(batch, -1, n, d)).contiguous()
 
         covariance = Covariance.of(rows(self.left[node]), rows(self.right[node]))
         return Field(axes, tuple(places), grid, (Part(1, "input", frozenset(), covariance, None, None),))

@@ -18,8 +18,11 @@ from lazyscope.progress import track
 Block: TypeAlias = Callable[[Tensor, Tensor], Tensor]
 """A function from inputs (n1, …) and (n2, …) to their kernel (n1, n2)."""
 
-DEFAULT = {"cpu": 1 << 30, "cuda": 4 << 30}
-"""The default number of bytes in addition to the kernel itself, unless that is more than half of the free memory."""
+DEFAULT = {"cpu": 1 << 25, "cuda": 4 << 30}
+"""The default number of bytes in addition to the kernel itself, unless that is more than half of the free memory.
+
+On a CPU, small blocks stay in its cache, and symmetric kernels need only little more than half of them.
+"""
 
 
 def by_blocks(
