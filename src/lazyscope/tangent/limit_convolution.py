@@ -16,8 +16,9 @@ from torch.nn.functional import pad
 from lazyscope.ambient import without_autocast
 from lazyscope.errors import ModelError
 from lazyscope.memory import Memory
+from lazyscope.model.increment.fused import on_gpu
 from lazyscope.tangent.limit_covariance import Covariance
-from lazyscope.tangent.limit_dense import NUMBERS, Kind, Layout, PerLayer, check_inputs, recursion, stack
+from lazyscope.tangent.limit_dense import NUMBERS, Kind, Layer, Layout, PerLayer, check_inputs, recursion, stack
 from lazyscope.tangent.limit_duals import Dual, find_dual
 from lazyscope.tangent.limit_field import Window
 from lazyscope.tangent.pairwise import by_blocks
@@ -89,13 +90,31 @@ def limit_kernel_convolution(
     height, width = x1.shape[-2:]
     positions = height * width
     layout = (Pairs if pooled else Places)(kernel_size, height, width)
+    fused = (
+        not pooled
+        and activation == "relu"
+        and _fusible(x1 if x2 is None or x1.requires_grad else x2, layers, kernel_size)
+    )
 
     def block(some: Tensor, others: Tensor) -> Tensor:
+        if fused:
+            from lazyscope.tangent.triton_limit import pair_kernel
+
+            return pair_kernel(some, others, layers, kernel_size, kind)
         start = Covariance.of(layout.pixels(some), layout.pixels(others))
         return recursion(start, layers, dual, layout, kind)
 
-    numbers = NUMBERS * (positions**2 if pooled else positions)
+    numbers = 2 if fused else NUMBERS * (positions**2 if pooled else positions)
     return by_blocks(block, x1, x2, numbers=numbers, memory=memory, title="limit kernel")
+
+
+def _fusible(x: Tensor, layers: Sequence[Layer], kernel_size: int) -> bool:
+    """Whether one GPU program computes all positions of a pair."""
+    if not on_gpu(x):
+        return False
+    from lazyscope.tangent.triton_limit import supported
+
+    return supported(x, layers, kernel_size)
 
 
 @dataclass(frozen=True)
