@@ -99,7 +99,11 @@ def theirs(repeats: int) -> None:
         kernel = stax.serial(*layers, *end, stax.Dense(1, **weights))[2]
         x = inputs(name) if len(shape) == 2 else inputs(name).transpose(0, 2, 3, 1)
         compiled = jax.jit(lambda x, kernel=kernel: kernel(x, None, "ntk"))
-        wall, cores, _ = timed(lambda compiled=compiled, x=x: compiled(x).block_until_ready(), repeats)
+
+        def compute(compiled: Any = compiled, x: np.ndarray = x) -> Any:
+            return compiled(x).block_until_ready()
+
+        wall, cores, _ = timed(compute, repeats)
         _row("neural-tangents", name, wall, cores, "")
 
 

@@ -47,7 +47,8 @@ print([f"{float(value):.3g}" for value in flow.loss])
 
 # %% [markdown]
 # If a kernel does not fit into memory, use products with vectors (`TangentOperator`) or write it to disk in tiles
-# (`tangent_kernel_to_zarr`, which resumes after an interruption). `limit_kernel_dense` computes the kernel at infinite width.
+# (`tangent_kernel_to_zarr`, which resumes after an interruption). `limit_kernel_dense` computes the kernel at infinite
+# width, and `limit_kernel` that of a module.
 
 # %%
 operator = ls.TangentOperator(net, x)

@@ -60,6 +60,12 @@ FUNCTIONS: dict[str, Any] = {
 }
 
 
+def one_pair(left: float, right: float, c: float) -> Covariance:
+    """The covariance of two variables with given standard deviations and a given correlation."""
+    one, two, product = (torch.tensor([[each]], dtype=torch.float64) for each in (left, right, left * right * c))
+    return Covariance.from_product(one, two, product[None])
+
+
 def quadrature(name: str, p: float, q: float, c: float, step: float = 1e-4) -> tuple[float, float]:
     """Compute E[σ(u)σ(v)] and E[σ'(u)σ'(v)] by Gauss–Hermite quadrature in the plane, with numerical derivatives."""
     z, w = np.polynomial.hermite_e.hermegauss(120)
@@ -77,11 +83,7 @@ def quadrature(name: str, p: float, q: float, c: float, step: float = 1e-4) -> t
 @pytest.mark.parametrize("name", FUNCTIONS)
 def test_activations_by_quadrature(name: str) -> None:
     for p, q, c in ((0.6, 1.1, 0.35), (0.3, 0.9, -0.8), (1.0, 1.0, 0.95)):
-        given = Covariance.from_product(
-            *(torch.tensor([[math.sqrt(each)]], dtype=torch.float64) for each in (p, q)),
-            torch.tensor([[[math.sqrt(p * q) * c]]], dtype=torch.float64),
-        )
-        found, slope = DUALS[name](given)
+        found, slope = DUALS[name](one_pair(math.sqrt(p), math.sqrt(q), c))
         product, expected = quadrature(name, p, q, c)
         assert abs(float(found.product) - product) < 1e-10
         assert abs(float(slope) - expected) < 1e-9  # the numerical derivative is the less accurate one
@@ -91,10 +93,7 @@ def test_activations_by_quadrature(name: str) -> None:
 @given(st.floats(-1.5, 1.5), st.floats(-1.0, 1.0), st.floats(0.1, 3.0), st.floats(0.1, 3.0))
 def test_leaky_activations_are_sums_of_closed_forms(alpha: float, c: float, left: float, right: float) -> None:
     """max(u, αu)-like functions are u·p + |u|·m; the moments of |u| are those of Cho and Saul (2009)."""
-    sides = (torch.tensor([[each]], dtype=torch.float64) for each in (left, right))
-    found, slope = Kinked(alpha)(
-        Covariance.from_product(*sides, torch.tensor([[[left * right * c]]], dtype=torch.float64))
-    )
+    found, slope = Kinked(alpha)(one_pair(left, right, c))
     angle, p, m = math.acos(c), (1 + alpha) / 2, (1 - alpha) / 2
     absolute = 2 / math.pi * (math.sin(angle) + (math.pi / 2 - angle) * math.cos(angle))
     assert math.isclose(float(found.product), left * right * (p * p * c + m * m * absolute), abs_tol=1e-13)
@@ -145,7 +144,7 @@ def test_variances() -> None:
     named = {name: 1 / (3 * (3 if name.startswith("0") else 16)) for name, _ in net.named_parameters()}
     assert torch.equal(limit_kernel(net, x, variances=named), default)
     assert relative(limit_kernel(mlp(512), x, variances="measured"), limit_kernel(mlp(512), x)) < 0.3
-    nn.init.normal_(net[2].weight, std=1.0)  # type: ignore[index, arg-type]
+    nn.init.normal_(net[2].weight, std=1.0)  # type: ignore[index]
     with pytest.raises(ModelError, match=r"'2.weight' has not been initialised as torch does"):
         limit_kernel(net, x)
     assert torch.equal(limit_kernel(net, x, variances={"2.weight": 1 / 48}), default)
@@ -177,7 +176,8 @@ def test_functions_of_parameters() -> None:
     def forward(p: Any, x: Tensor) -> Tensor:
         x = torch.relu(x @ p["w0"].T / math.sqrt(3))
         x = torch.relu(x @ (p["w1"] * math.sqrt(2 / 32)).T)
-        return math.sqrt(2 / 32) * x @ p["w2"].T
+        out: Tensor = math.sqrt(2 / 32) * x @ p["w2"].T
+        return out
 
     x = normal(4, 3)
     kernel = limit_kernel(Model(forward, params), x, variances=lambda *_: 1.0)

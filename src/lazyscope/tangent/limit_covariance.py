@@ -141,7 +141,8 @@ def _length(u: Tensor) -> Tensor:
     """The length of vectors; torch's norm has a derivative at 0, and takes longer."""
     if torch.is_grad_enabled() and u.requires_grad:
         return torch.linalg.vector_norm(u, dim=-1)
-    return (u.square() @ u.new_ones(u.shape[-1])).sqrt()
+    length: Tensor = (u.square() @ u.new_ones(u.shape[-1])).sqrt()
+    return length
 
 
 def _over(u: Tensor, length: Tensor) -> Tensor:
@@ -152,7 +153,8 @@ def _inner(u: Tensor, v: Tensor) -> Tensor:
     """The inner products; torch multiplies many matrices with few columns slowly."""
     if u.ndim < 4 or u.shape[-1] > 4:
         return u @ v.mT
-    return reduce(torch.add, (_times(u[..., i], v[..., i]) for i in range(u.shape[-1])))
+    result: Tensor = reduce(torch.add, (_times(u[..., i], v[..., i]) for i in range(u.shape[-1])))
+    return result
 
 
 def _left(covariance: Covariance) -> Tensor:
