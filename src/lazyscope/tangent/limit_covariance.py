@@ -140,13 +140,15 @@ def _seen(scales: Sequence[Tensor], terms: Sequence[Term], constant: Number) -> 
 def _length(u: Tensor) -> Tensor:
     """The length of vectors; torch's norm has a derivative at 0, and takes longer."""
     if torch.is_grad_enabled() and u.requires_grad:
-        return torch.linalg.vector_norm(u, dim=-1)
+        norm: Tensor = torch.linalg.vector_norm(u, dim=-1)
+        return norm
     length: Tensor = (u.square() @ u.new_ones(u.shape[-1])).sqrt()
     return length
 
 
 def _over(u: Tensor, length: Tensor) -> Tensor:
-    return u / length[..., None].clamp(min=torch.finfo(u.dtype).tiny)
+    direction: Tensor = u / length[..., None].clamp(min=torch.finfo(u.dtype).tiny)
+    return direction
 
 
 def _inner(u: Tensor, v: Tensor) -> Tensor:
