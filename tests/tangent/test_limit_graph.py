@@ -123,7 +123,7 @@ def test_float32(name: str) -> None:
 
 
 def test_close_inputs() -> None:
-    """A ReLU network keeps the precision of the angle; with averages before a ReLU, the error is below 1e-8."""
+    """A ReLU network keeps the precision of the angle; with averages before a ReLU, the error is below 1e-7."""
     x = normal(2, 2, 4, 4)
     x[1] = x[0] + 1e-12
     for name, bound in (("strides", 1e-11), ("vgg", 1e-7)):

@@ -69,7 +69,7 @@ def limit_kernel(
 
     **Precision.** For networks of linear layers, convolutions, ReLU, leaky ReLU and abs without averages before an
     activation, the result is accurate to the rounding of the dtype of the inputs, also near x = ±x'. Others are
-    computed in float64, with an error of at most 10⁻⁸ of the largest entry for nearly parallel inputs and 10⁻¹⁰
+    computed in float64, with an error of at most 10⁻⁷ of the largest entry for nearly parallel inputs and 10⁻¹⁰
     elsewhere.
 
     Args:
