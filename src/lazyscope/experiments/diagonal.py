@@ -1,8 +1,8 @@
 """Diagonal linear nets: α moves the limit of training from the least ℓ₁ norm to the least ℓ₂ norm, in closed form.
 
-The model is ⟨u^D - v^D, x⟩ with u = v = 1 at the start, and α is that of `Scaled`: starting at u = v = λ instead, as the
-source does, is α = λ^D. `theory.diagonal` derives the function Q_α whose minimum is the limit of the flow. The flow is
-stiff for small α, since the kernel grows by (β/α)^{2-2/D}; SciPy's implicit solver integrates it for every α, and
+The model is ⟨u^D - v^D, x⟩ with u = v = 1 at the start, and α is that of `Scaled`. A start at u = v = λ, as in the
+source, is α = λ^D. `theory.diagonal` derives the function Q_α whose minimum is the limit of the flow. The flow is stiff
+for small α, since the kernel grows by (β/α)^{2-2/D}; SciPy's implicit solver integrates it for every α, and
 `gradient_flow` for some α ≥ 1, so that each of the three computations checks the others.
 """
 
@@ -40,11 +40,10 @@ ENOUGH = 0.025
 def grid(scale: str) -> list[Params]:
     """List the flows, then the recoveries of a sparse β* from n samples."""
     paper = scale == "paper"
-    dim, samples = (40, 15) if paper else (16, 6)
+    dim, samples, most = (40, 15, 1e3) if paper else (16, 6, 1.0)
     alphas = [10 ** (power / 2) for power in (range(-12, 7) if paper else range(-10, 5, 2))]
     points: list[Params] = [
-        {"kind": "flow", "depth": depth, "alpha": alpha, "seed": seed, "dim": dim, "samples": samples}
-        | {"explicit": alpha >= 1 and (paper or alpha == 1)}
+        {"kind": "flow", "depth": depth, "alpha": alpha, "seed": seed, "dim": dim, "samples": samples, "explicit": 1 <= alpha <= most}
         for depth in DEPTHS
         for seed in range(3 if paper else 1)
         for alpha in alphas
@@ -130,7 +129,7 @@ def stiff_flow(x: Tensor, y: Tensor, alpha: float, depth: int) -> np.ndarray:
 
     def pulled(w: np.ndarray) -> np.ndarray:
         beta = alpha * (w[:d] ** depth - w[d:] ** depth)
-        return signs * np.tile(inputs.T @ (inputs @ beta - targets) / n, 2)
+        return np.asarray(signs * np.tile(inputs.T @ (inputs @ beta - targets) / n, 2))
 
     def field(_: float, v: np.ndarray) -> np.ndarray:
         w = 1 + v / alpha

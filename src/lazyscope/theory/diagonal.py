@@ -137,8 +137,8 @@ def _accurate(beta: Tensor, x: Tensor, y: Tensor) -> Tensor:
     missed = float((x @ beta - y).norm())
     if not missed <= _ACCURACY * float(y.norm()):
         raise InputError(
-            f"No interpolator was found: |Xβ - y| is {missed:.1e}. Pass inputs of full rank with n ≤ d, and a scale that"
-            " is not extremely small."
+            f"No interpolator was found: |Xβ - y| is {missed:.1e}; pass inputs of full rank with n ≤ d, and a scale"
+            " that is not extremely small."
         )
     return beta
 

@@ -1,0 +1,305 @@
+"""Deep linear nets: exact trajectories, from sigmoidal and feature learning to exponential and lazy as |λ| grows.
+
+The inputs are whitened, so that `theory.deep_linear` has the trajectories in closed form. A start is λ-balanced if
+W₂ᵀW₂ - W₁W₁ᵀ = λI: for large |λ| one layer is large and hardly has to move. The last part starts from small Gaussian
+weights and ordinary inputs: the kernel turns towards its final direction before the loss falls (silent alignment).
+"""
+
+from __future__ import annotations
+
+import math
+from functools import cache
+
+import numpy as np
+import torch
+from matplotlib.figure import Figure
+from torch import Tensor
+
+from lazyscope.diagnose.drift import kernel_alignment
+from lazyscope.flow.ode import gradient_flow
+from lazyscope.flow.tangent import tangent_flow
+from lazyscope.lab.experiment import Claim, Experiment, Params, Result, Trials
+from lazyscope.lab.fit import exponent
+from lazyscope.lab.style import BLACK, BLUE, COLOURS, ORANGE, panels
+from lazyscope.loss import Square
+from lazyscope.model.base import Model
+from lazyscope.tangent.kernel import tangent_kernel
+from lazyscope.theory.deep_linear import balanced_start, mode_flow, two_layer_flow
+from lazyscope.theory.relative_scale import relative_scale
+
+TOLERANCE = 1e-6
+SIZE, PRODUCT, TIMES = 3, 0.05, 41
+"""The size of the square layers, the singular values of W₂W₁ at the start, and the number of recorded times."""
+DEPTHS = (2, 3, 5)
+STRENGTHS = (2.0, 1.0)
+"""The singular values of the target of the modes."""
+DIM, POINTS, HIDDEN, UNSEEN = 8, 5, 16, 20
+
+
+def grid(scale: str) -> list[Params]:
+    """List the λ-balanced starts, the depths and the scales of Gaussian starts."""
+    paper = scale == "paper"
+    balances = (0.0, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0) if paper else (0.0, 1.0, 3.0, 10.0, 30.0)
+    signed = sorted({sign * each for each in balances for sign in (-1.0, 1.0)})
+    points: list[Params] = [
+        {"kind": "balance", "balance": each, "seed": seed} for seed in range(5 if paper else 1) for each in signed
+    ]
+    points += [{"kind": "depth", "depth": depth} for depth in DEPTHS]
+    sizes = (1e-4, 1e-3, 1e-2, 0.1, 0.3, 1.0) if paper else (1e-3, 0.03, 1.0)
+    return points + [
+        {"kind": "silent", "size": size, "seed": seed} for seed in range(5 if paper else 1) for size in sizes
+    ]
+
+
+def trial(points: list[Params], device: torch.device) -> list[Result]:
+    """Integrate a flow and compare it with its closed form; all are small and run on the CPU."""
+    return [{"balance": _balance, "depth": _depth, "silent": _silent}[str(point["kind"])](point) for point in points]
+
+
+def linear_net(layers: list[Tensor]) -> Model:
+    """Build the linear network x ↦ W_L … W_1 x.
+
+    Args:
+        layers: The weights W_1, …, W_L at the start.
+
+    Returns:
+        The model.
+    """
+
+    def forward(w: dict[str, Tensor], x: Tensor) -> Tensor:
+        for name in sorted(w):
+            x = x @ w[name].mT
+        return x
+
+    return Model(forward, {f"w{i}": w for i, w in enumerate(layers, 1)})
+
+
+def whitened(size: int) -> Tensor:
+    """Return inputs with XᵀX/n = I: the rows of √n I."""
+    return math.sqrt(size) * torch.eye(size, dtype=torch.float64)
+
+
+@cache
+def _traced() -> Model:
+    """A two-layer net that is traced once for all starts."""
+    return linear_net(list(balanced_start(SIZE, 1.0, PRODUCT, seed=0)))
+
+
+def target(seed: int) -> Tensor:
+    """Draw a target Σ with singular values 3, 2 and 1."""
+    random = torch.Generator().manual_seed(1000 + seed)
+    left, right = torch.linalg.qr(torch.randn(2, SIZE, SIZE, generator=random, dtype=torch.float64)).Q
+    return left @ torch.diag(torch.arange(SIZE, 0, -1, dtype=torch.float64)) @ right
+
+
+def _balance(point: Params) -> Result:
+    """Compare the flow from a λ-balanced start with its closed form and with the tangent flow."""
+    balance, seed = float(point["balance"]), int(point["seed"])
+    w1, w2 = balanced_start(SIZE, balance, PRODUCT, seed=seed)
+    wanted, x = target(seed), whitened(SIZE)
+    y = x @ wanted.T
+    model = _traced().at({"w1": w1, "w2": w2})
+    # A mode grows at the rate √(λ² + 4σ²) or faster, which is |λ| in the lazy limit and 2σ for λ = 0.
+    end = 20 / math.hypot(balance, 2.0)
+    times = torch.linspace(0, end, TIMES, dtype=torch.float64)
+    exact = two_layer_flow(w1, w2, wanted, times.tolist())
+    path = gradient_flow(model, Square(), x, y, times=times, rtol=1e-9, atol=1e-11, tolerance=0.0)
+    line = tangent_flow(model, Square(), x, y, times=times)
+    curve = (x @ exact.product.mT).to(path.outputs)
+    late = two_layer_flow(w1, w2, wanted, [10 * end])
+    kernels = [_kernel(w1.T @ w1, w2 @ w2.T), _kernel(late.first[0], late.second[0])]
+    return {
+        "error": float((path.outputs - curve).abs().max()),
+        "kernel_error": float((tangent_kernel(model, x) - kernels[0]).abs().max()),
+        "deviation": float((curve - line.outputs).flatten(1).norm(dim=1).max() / y.norm()),
+        "distance": max(1 - kernel_alignment(*kernels), 0.0),
+        "kappa": relative_scale(model, x, y, starts=4).kappa,
+        "times": times.numpy() * math.hypot(balance, 2.0),
+        "loss": (exact.product - wanted).flatten(1).square().sum(1).numpy() / float(wanted.square().sum()),
+    }
+
+
+def _kernel(first: Tensor, second: Tensor) -> Tensor:
+    """The tangent kernel xᵀW₁ᵀW₁x'·I + x·x' W₂W₂ᵀ on the whitened inputs, (n, n, k, k)."""
+    eye = torch.eye(SIZE, dtype=first.dtype)
+    return SIZE * (torch.einsum("ij,kl->ijkl", first, eye) + torch.einsum("ij,kl->ijkl", eye, second))
+
+
+def _depth(point: Params) -> Result:
+    """Compare the flow of a deep net from an aligned, balanced start with that of its modes."""
+    depth, d = int(point["depth"]), len(STRENGTHS)
+    random = torch.Generator().manual_seed(depth)
+    bases = torch.linalg.qr(torch.randn(depth + 1, d, d, generator=random, dtype=torch.float64)).Q
+    layers = [PRODUCT ** (1 / depth) * bases[i + 1] @ bases[i].T for i in range(depth)]
+    wanted, x = bases[-1] @ torch.diag(torch.tensor(STRENGTHS, dtype=torch.float64)) @ bases[0].T, whitened(d)
+    times = torch.linspace(0, 6, TIMES, dtype=torch.float64)
+    path = gradient_flow(
+        linear_net(layers), Square(), x, x @ wanted.T, times=times, rtol=1e-9, atol=1e-11, tolerance=0.0
+    )
+    products = path.outputs.mT / math.sqrt(d)  # rows of x are √n e_i
+    modes = (bases[-1].T @ products @ bases[0]).diagonal(dim1=1, dim2=2)
+    exact = torch.stack([mode_flow(PRODUCT, strength, depth, times.tolist()) for strength in STRENGTHS], 1)
+    return {"error": float((modes - exact).abs().max()), "times": times.numpy(), "modes": exact.numpy()}
+
+
+def _silent(point: Params) -> Result:
+    """Measure when the kernel turns, and compare the end with regression by the final kernel."""
+    size, random = float(point["size"]), torch.Generator().manual_seed(int(point["seed"]))
+    x = torch.randn(POINTS + UNSEEN, DIM, generator=random, dtype=torch.float64)
+    x, unseen = x[:POINTS], x[POINTS:]
+    y = x @ torch.randn(DIM, 1, generator=random, dtype=torch.float64) / math.sqrt(DIM)
+    first = size * torch.randn(HIDDEN, DIM, generator=random, dtype=torch.float64) / math.sqrt(DIM)
+    second = size * torch.randn(1, HIDDEN, generator=random, dtype=torch.float64) / math.sqrt(HIDDEN)
+    model = linear_net([first, second])
+    end = 30 + 4 * math.log(1 / size)
+    times = torch.linspace(0, end, 8 * TIMES, dtype=torch.float64)
+    path = gradient_flow(model, Square(), x, y, times=times, tolerance=1e-7, rtol=1e-8, keep_params=True)
+    assert path.params is not None
+    moves = path.params
+    w = [{name: start + moves[name][t] for name, start in model.params.items()} for t in range(len(times))]
+    kernels = [_scalar_kernel(each, x, x) for each in w]
+    fitted = model.at(w[-1])(unseen) - model(unseen)
+    regressed = _scalar_kernel(w[-1], unseen, x) @ torch.linalg.solve(kernels[-1], y - model(x))
+    losses = path.loss.numpy() / float(path.loss[0])
+    turned = np.array([kernel_alignment(each, kernels[-1]) for each in kernels])
+    early = int(np.argmax(losses <= 0.9))
+    return {
+        "times": times.numpy(),
+        "loss": losses,
+        "alignment": turned,
+        "early": float(turned[early]) if losses[early] <= 0.9 else math.nan,
+        "growth": float(kernels[-1].norm() / kernels[early].norm()),
+        "regression": float((fitted - regressed).norm() / regressed.norm()),
+    }
+
+
+def _scalar_kernel(w: dict[str, Tensor], a: Tensor, b: Tensor) -> Tensor:
+    """The tangent kernel of a two-layer linear net with one output; a test compares it with `tangent_kernel`."""
+    return (a @ w["w1"].T) @ (b @ w["w1"].T).T + w["w2"].square().sum() * a @ b.T
+
+
+def medians(trials: Trials, kind: str, of: str, name: str) -> tuple[np.ndarray, np.ndarray]:
+    """Return the values of a parameter, and the median of a quantity over the seeds."""
+    some = trials.where(kind=kind)
+    values = np.unique(some.column(of))
+    return values, np.array([np.median(some.where(**{of: float(v)}).column(name)) for v in values])
+
+
+def slope(trials: Trials, name: str, sign: int) -> float:
+    """Fit the exponent in |λ| of a quantity, for |λ| ≥ 10 of one sign."""
+    balances, values = medians(trials, "balance", "balance", name)
+    far = sign * balances >= 10
+    return exponent(np.abs(balances[far]), values[far])
+
+
+def claims(trials: Trials) -> list[Claim]:
+    """Check the closed forms, the lazy limit in λ, and silent alignment."""
+    balanced, deep = trials.where(kind="balance"), trials.where(kind="depth")
+    worst = max(balanced.column("error").max(), balanced.column("kernel_error").max())
+    slopes = {name: [slope(trials, name, sign) for sign in (-1, 1)] for name in ("deviation", "kappa")}
+    (zero,) = [v for b, v in zip(*medians(trials, "balance", "balance", "distance"), strict=True) if b == 0]
+    balances, distances = medians(trials, "balance", "balance", "distance")
+    last = float(distances[np.abs(balances) == np.abs(balances).max()].max())
+    sizes, early = medians(trials, "silent", "size", "early")
+    _, regression = medians(trials, "silent", "size", "regression")
+    _, growth = medians(trials, "silent", "size", "growth")
+    return [
+        Claim(
+            f"λ-balanced starts: the closed form is the flow of `gradient_flow` within {TOLERANCE:g}",
+            "Braun et al. 2022; Dominé et al. 2024",
+            f"{worst:.1e}",
+            bool(worst <= TOLERANCE),
+        ),
+        Claim(
+            f"aligned starts of depth 2, 3, 5: each mode is the closed form within {TOLERANCE:g}",
+            "Saxe et al. 2014",
+            f"{deep.column('error').max():.1e}",
+            bool(deep.column("error").max() <= TOLERANCE),
+        ),
+        Claim(
+            "the deviation from the tangent flow falls like |λ|^s, s = -1 ± 0.15, for both signs",
+            "Dominé et al. 2024: λ → ±∞ is lazy",
+            ", ".join(f"{each:.2f}" for each in slopes["deviation"]),
+            all(abs(each + 1) <= 0.15 for each in slopes["deviation"]),
+        ),
+        Claim(
+            "κ falls like |λ|^s, s = -1 ± 0.05",
+            "‖Dh‖² grows like |λ|, D²h is constant",
+            ", ".join(f"{each:.3f}" for each in slopes["kappa"]),
+            all(abs(each + 1) <= 0.05 for each in slopes["kappa"]),
+        ),
+        Claim(
+            "the kernel distance of start and end is at least 100 times smaller at the largest |λ| than at λ = 0",
+            "Dominé et al. 2024",
+            f"{zero:.2f} and {last:.1e}",
+            bool(100 * last <= zero),
+        ),
+        Claim(
+            "smallest start: when the loss has fallen by 10 %, the alignment of the kernel with its limit is ≥ 0.95,"
+            " while its norm still grows at least twofold",
+            "Atanasov et al. 2022: silent alignment",
+            f"{early[0]:.3f}, {growth[0]:.1f} times",
+            bool(early[0] >= 0.95 and growth[0] >= 2),
+        ),
+        Claim(
+            "smallest start: the limit is regression with the final kernel within 1 %; largest start: more than 5 % off",
+            "Atanasov et al. 2022, Section 2",
+            f"{100 * regression[0]:.2g} % and {100 * regression[-1]:.2g} %",
+            bool(regression[0] <= 0.01 and regression[-1] > 0.05),
+        ),
+    ]
+
+
+def figure(trials: Trials) -> Figure:
+    """Draw the losses for several λ, the deviation against λ, the modes, and silent alignment."""
+    page, axes = panels(1, 4, width=3.7, height=3.3)
+    curves, lazy, modes, silent = axes[0]
+    shown = [t for t in trials.where(kind="balance", seed=0) if float(t.params["balance"]) >= 0]
+    for run, colour in zip(shown, COLOURS, strict=False):
+        curves.plot(
+            np.asarray(run.result["times"]),
+            np.asarray(run.result["loss"]),
+            color=colour,
+            label=rf"$\lambda={float(run.params['balance']):g}$",
+        )
+    curves.set(title="loss from λ-balanced starts", xlabel=r"$t\,\sqrt{\lambda^2+4}$", ylabel="relative to the target")
+    curves.set_xlim(0, 10)
+    for name, label, colour in (
+        ("deviation", "deviation from the tangent flow", BLUE),
+        ("distance", "kernel distance", ORANGE),
+        ("kappa", r"$\kappa$", BLACK),
+    ):
+        balances, values = medians(trials, "balance", "balance", name)
+        for sign, mark in ((1, "o-"), (-1, "s:")):
+            side = sign * balances > 0
+            lazy.plot(
+                np.abs(balances[side]), values[side], mark, ms=3, color=colour, label=label if sign > 0 else None
+            )
+    lazy.set(title="from rich to lazy", xlabel=r"$|\lambda|$ (dotted: $\lambda<0$)", xscale="log", yscale="log")
+    for run, colour in zip(trials.where(kind="depth"), COLOURS, strict=False):
+        lines = modes.plot(np.asarray(run.result["times"]), np.asarray(run.result["modes"]), color=colour)
+        lines[0].set_label(f"$L={run.params['depth']}$")
+    modes.set(title="modes of an aligned start", xlabel="time", ylabel="singular value")
+    runs = trials.where(kind="silent", seed=0)
+    for run, colour in zip(runs, COLOURS, strict=False):
+        times = np.asarray(run.result["times"])
+        silent.plot(times, np.asarray(run.result["loss"]), ":", color=colour)
+        silent.plot(
+            times, np.asarray(run.result["alignment"]), color=colour, label=f"start {float(run.params['size']):g}"
+        )
+    silent.set(title="alignment of the kernel with its limit", xlabel="time (dotted: loss)", ylim=(0, 1.05))
+    for axis in axes[0]:
+        axis.legend(fontsize="small")
+    return page
+
+
+EXPERIMENT = Experiment(
+    name="deep-linear",
+    source="Saxe et al. 2014; Atanasov et al. 2022; Braun et al. 2022; Dominé et al. 2024",
+    title="Deep linear nets: exact trajectories from feature learning to lazy training",
+    cost={"quick": "8 s on two cores", "paper": "3 min on two cores"},
+    grid=grid,
+    trial=trial,
+    figure=figure,
+    claims=claims,
+)
