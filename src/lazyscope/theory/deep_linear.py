@@ -150,8 +150,8 @@ def mode_flow(start: float, strength: float, depth: int, times: Sequence[float |
 
     found = []
     for time in times:
-        # dt/dξ ≥ 1/scale, so ξ grows by at most scale·t
-        most = first + scale * time
+        # dt/dξ ≥ 1/scale, so ξ grows by at most scale·t, with equality for L = 2; a little more against rounding
+        most = first + (1 + 1e-9) * scale * time + 1e-9
         xi = brentq(lambda z, t=time: elapsed(z) - t, first, most, xtol=1e-13, rtol=1e-14) if time > 0 else first
         found.append(strength / (1 + math.exp(-xi)))
     return torch.tensor(found, dtype=torch.float64)
