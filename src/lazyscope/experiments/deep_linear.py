@@ -234,7 +234,7 @@ def claims(trials: Trials) -> list[Claim]:
         ),
         Claim(
             "smallest start: the limit is regression with the final kernel within 1 %; largest start: more than 5 % off",
-            "Atanasov et al. 2022, Section 2",
+            "Atanasov et al. 2022: a kernel machine with the final kernel",
             f"{100 * regression[0]:.2g} % and {100 * regression[-1]:.2g} %",
             bool(regression[0] <= 0.01 and regression[-1] > 0.05),
         ),
