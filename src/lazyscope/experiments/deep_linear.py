@@ -191,7 +191,7 @@ def claims(trials: Trials) -> list[Claim]:
     (zero,) = [v for b, v in zip(*medians(trials, "balance", "balance", "distance"), strict=True) if b == 0]
     balances, distances = medians(trials, "balance", "balance", "distance")
     last = float(distances[np.abs(balances) == np.abs(balances).max()].max())
-    sizes, early = medians(trials, "silent", "size", "early")
+    _, early = medians(trials, "silent", "size", "early")
     _, regression = medians(trials, "silent", "size", "regression")
     _, growth = medians(trials, "silent", "size", "growth")
     return [
@@ -233,7 +233,7 @@ def claims(trials: Trials) -> list[Claim]:
             bool(early[0] >= 0.95 and growth[0] >= 2),
         ),
         Claim(
-            "smallest start: the limit is regression with the final kernel within 1 %; largest start: more than 5 % off",
+            "smallest start: the limit is regression with the final kernel within 1 %; largest start: over 5 % off",
             "Atanasov et al. 2022: a kernel machine with the final kernel",
             f"{100 * regression[0]:.2g} % and {100 * regression[-1]:.2g} %",
             bool(regression[0] <= 0.01 and regression[-1] > 0.05),

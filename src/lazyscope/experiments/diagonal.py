@@ -43,7 +43,15 @@ def grid(scale: str) -> list[Params]:
     dim, samples, most = (40, 15, 1e3) if paper else (16, 6, 1.0)
     alphas = [10 ** (power / 2) for power in (range(-12, 7) if paper else range(-10, 5, 2))]
     points: list[Params] = [
-        {"kind": "flow", "depth": depth, "alpha": alpha, "seed": seed, "dim": dim, "samples": samples, "explicit": 1 <= alpha <= most}
+        {
+            "kind": "flow",
+            "depth": depth,
+            "alpha": alpha,
+            "seed": seed,
+            "dim": dim,
+            "samples": samples,
+            "explicit": 1 <= alpha <= most,
+        }
         for depth in DEPTHS
         for seed in range(3 if paper else 1)
         for alpha in alphas
@@ -290,8 +298,8 @@ def claims(trials: Trials) -> list[Claim]:
         Claim(
             "κ < 0.1: the kernel distance is below 0.001; κ > 10: it is above 0.05",
             "κ = 1 separates the regimes",
-            f"at most {lazy.max():.1e}, at least {rich.min():.2f}",
-            bool(lazy.max() < 1e-3 and rich.min() > 0.05),
+            f"at most {lazy.max(initial=0):.1e}, at least {rich.min(initial=1):.2f}",
+            bool(len(lazy) and len(rich) and lazy.max() < 1e-3 and rich.min() > 0.05),
         ),
     ]
 

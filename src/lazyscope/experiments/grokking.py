@@ -3,7 +3,7 @@
 Modular addition is learned by a two-layer net with quadratic activations, by gradient descent without weight decay. Its
 tangent kernel fits the training pairs but predicts none of the others, so that test accuracy has to wait until features
 move, and they move later for larger α. Handwritten digits are the control: their kernel generalises from the start, and
-nothing is delayed at any α. (The source shows a delay on MNIST for a large initial output; here all outputs start at 0.)
+nothing is delayed at any α. (The source shows a delay on MNIST from large initial outputs; here all of them are 0.)
 """
 
 from __future__ import annotations
@@ -133,7 +133,7 @@ def _train(point: Params, device: torch.device) -> Result:
         centred=True,
         momentum=MOMENTUM,
         record=log_spaced(steps, 90),
-        observe=lambda v: {"test": unseen.outputs(v), **({k: u for k, u in v.items()})},
+        observe=lambda v: {"test": unseen.outputs(v), **v},
     )
     test = path.observed["test"]
     assert path.steps is not None

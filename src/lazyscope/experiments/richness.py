@@ -10,6 +10,7 @@ loss first increases and then converges to a flatter minimum for steps between 2
 from __future__ import annotations
 
 import math
+from itertools import pairwise
 
 import numpy as np
 import torch
@@ -36,6 +37,8 @@ FACTORS = 2 ** np.arange(-2.0, 4.6, 0.5)
 be the first or the last, so that other exponents would be seen."""
 BAND = 0.1
 CATAPULT_WIDTH = 1000
+MULTIPLES = np.array([0.5, 1.0, 1.5, 1.9, 2.2, 2.6, 3.0, 3.4, 3.8, 4.2, 5.0])
+"""The step sizes of the catapult, in units of 1/λ."""
 
 
 def grid(scale: str) -> list[Params]:
@@ -72,7 +75,7 @@ def net(depth: int, seed: int) -> Model:
     sizes, random = [DIM, *[WIDTH] * (depth - 1), 1], stream(seed, 1)
     w = {
         f"w{i}": torch.randn(out, into, generator=random, dtype=torch.float64) * math.sqrt((1 if i == 0 else 2) / into)
-        for i, (into, out) in enumerate(zip(sizes, sizes[1:], strict=False))
+        for i, (into, out) in enumerate(pairwise(sizes))
     }
 
     def forward(w: dict[str, Tensor], x: Tensor) -> Tensor:
@@ -120,7 +123,6 @@ def _rates(point: Params, device: torch.device) -> Result:
         end = {name: w + gamma * path.params[name][-1, i * len(FACTORS) + int(k)] for name, w in model.params.items()}
         last.append(_sharpness(model.at(end), x))
     return {
-        "gammas": gammas,
         "best": np.where(inside, chosen * gammas**2, np.nan),
         "edge": chosen * np.array(last) / 2,
         "sharpness": np.array(last) / first,
@@ -134,21 +136,19 @@ def _catapult(_: Params, device: torch.device) -> Result:
     w = {name: torch.randn(m, generator=random, dtype=torch.float64) for name in ("u", "v")}
     model = Model(lambda w, x: x @ (w["u"] * w["v"]).sum().reshape(1, 1) / math.sqrt(m), w).to(device)
     x, y = torch.ones(1, 1, dtype=torch.float64, device=device), torch.zeros(1, 1, dtype=torch.float64, device=device)
-    multiples = np.array([0.5, 1.0, 1.5, 1.9, 2.2, 2.6, 3.0, 3.4, 3.8, 4.2, 5.0])
     first = _sharpness(model, x)
-    rates = torch.from_numpy(multiples / first)
+    rates = torch.from_numpy(MULTIPLES / first)
     path = gradient_descent(
-        Ensemble([model] * len(multiples)), Square(), x, y, lr=rates, steps=600, record=601, keep_params=True
+        Ensemble([model] * len(MULTIPLES)), Square(), x, y, lr=rates, steps=600, record=601, keep_params=True
     )
     assert path.params is not None
-    ends = [{k: w + path.params[k][-1, i] for k, w in model.params.items()} for i in range(len(multiples))]
+    ends = [{k: w + path.params[k][-1, i] for k, w in model.params.items()} for i in range(len(MULTIPLES))]
     losses = path.loss.cpu().numpy()
     return {
-        "multiples": multiples,
         "peak": np.nanmax(losses, axis=0) / losses[0],
         "end": losses[-1] / losses[0],
         "diverged": path.diverged.cpu().numpy().astype(float),
-        "product": np.array([_sharpness(model.at(end), x) for end in ends]) / first * multiples,
+        "product": np.array([_sharpness(model.at(end), x) for end in ends]) / first * MULTIPLES,
     }
 
 
@@ -163,7 +163,7 @@ def slopes(trials: Trials, depth: int) -> dict[str, np.ndarray]:
         The exponents at small and at large γ.
     """
     some = trials.where(kind="rates", depth=depth)
-    gammas, best = np.asarray(some[0].result["gammas"]), some.column("best")
+    gammas, best = richnesses(bool(some[0].params["fine"])), some.column("best")
     sides = {"lazy": gammas <= LAZY, "rich": gammas >= RICH}
     return {name: np.array([exponent(gammas[side], row[side]) for row in best]) for name, side in sides.items()}
 
@@ -187,10 +187,9 @@ def claims(trials: Trials) -> list[Claim]:
     edges = np.concatenate([np.asarray(run.result["edge"]) for run in runs])
     centre = float(np.median(edges))
     (jump,) = trials.where(kind="catapult")
-    c, peak, end, gone, product = (
-        np.asarray(jump.result[name]) for name in ("multiples", "peak", "end", "diverged", "product")
-    )
-    below, between, above = c < 2, (c > 2) & (c < 4), c > 4
+    peak, end, gone, product = (np.asarray(jump.result[name]) for name in ("peak", "end", "diverged", "product"))
+    below, above = MULTIPLES < 2, MULTIPLES > 4
+    between = ~(below | above)
     return [
         *found,
         Claim(
@@ -202,7 +201,7 @@ def claims(trials: Trials) -> list[Claim]:
         Claim(
             "steps below 2/λ: the loss never exceeds its start; above 4/λ: it diverges",
             "Lewkowycz et al. 2020",
-            f"largest loss {peak[below].max():.3f} times the first; {int(np.nansum(gone[above]))} of {above.sum()} diverge",
+            f"largest loss {peak[below].max():.3f} of the first; {np.nansum(gone[above]):g} of {above.sum()} diverge",
             bool(peak[below].max() <= 1 + 1e-9 and (gone[above] == 1).all()),
         ),
         Claim(
@@ -221,7 +220,7 @@ def figure(trials: Trials) -> Figure:
     rates, edge, catapult = axes[0]
     for depth, colour in zip(DEPTHS, COLOURS, strict=False):
         some = trials.where(kind="rates", depth=depth)
-        gammas = np.asarray(some[0].result["gammas"])
+        gammas = richnesses(bool(some[0].params["fine"]))
         fitted = slopes(trials, depth)
         label = f"$L={depth}$: {fitted['lazy'].mean():.2f}, {fitted['rich'].mean():.2f}"
         middle = np.exp(np.log(some.column("best")).mean(0))
@@ -234,10 +233,11 @@ def figure(trials: Trials) -> Figure:
     edge.set_ylim(bottom=0)
     edge.legend(fontsize="small")
     (jump,) = trials.where(kind="catapult")
-    c = np.asarray(jump.result["multiples"])
     kept = np.asarray(jump.result["diverged"]) == 0
-    catapult.plot(c[kept], np.asarray(jump.result["peak"])[kept], "o-", ms=3, label="largest loss / first loss")
-    catapult.plot(c[kept], np.asarray(jump.result["product"])[kept], "o-", ms=3, label=r"$\eta\lambda$ at the end")
+    catapult.plot(MULTIPLES[kept], np.asarray(jump.result["peak"])[kept], "o-", ms=3, label="largest loss / first loss")
+    catapult.plot(
+        MULTIPLES[kept], np.asarray(jump.result["product"])[kept], "o-", ms=3, label=r"$\eta\lambda$ at the end"
+    )
     for border in (2, 4):
         catapult.axvline(border, color=BLACK, lw=1, ls="--")
     catapult.set(title="catapult", xlabel=r"$\eta\lambda$ at the start", yscale="log")

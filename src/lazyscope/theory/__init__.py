@@ -1,6 +1,6 @@
 """Theorems about a model, as functions that return the proved quantity or a certificate."""
 
-from lazyscope.theory import convex, high_dimension, margin
+from lazyscope.theory import convex, deep_linear, diagonal, high_dimension, margin
 from lazyscope.theory.certificate import (
     Certificate,
     Comparison,
@@ -45,7 +45,9 @@ __all__ = [
     "Verdict",
     "constants_of",
     "convex",
+    "deep_linear",
     "descent",
+    "diagonal",
     "finite_horizon",
     "flipped_share",
     "general",
