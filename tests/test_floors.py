@@ -24,6 +24,7 @@ FLOORS = (
     {"flow", "tangent", "theory"},
     {"diagnose", "solve"},
     {"lab", "problem", "certify"},
+    {"phase"},  # diagrams of any model, which figures draw too
     {"experiments", "inspect"},
     {"cli", "app"},
     {"__main__"},

@@ -24,6 +24,7 @@ from lazyscope.model.ensemble import Ensemble
 from lazyscope.model.increment import FallbackWarning
 from lazyscope.model.transform import Linearised, Scaled, Symmetrised
 from lazyscope.model.two_layer import TwoLayer
+from lazyscope.phase import PhaseDiagram, phases, sweep
 from lazyscope.solve.sparse import solve_sparse
 from lazyscope.solve.tangent import TangentSolution, tangent_solve
 from lazyscope.tangent import (
@@ -52,6 +53,7 @@ __all__ = [
     "Minibatches",
     "Model",
     "Monitor",
+    "PhaseDiagram",
     "RelativeScale",
     "Report",
     "Scaled",
@@ -78,10 +80,12 @@ __all__ = [
     "log_spaced",
     "loss",
     "open_tangent_kernel",
+    "phases",
     "relative_scale",
     "solve_sparse",
     "spectrum",
     "stochastic_gradient_descent",
+    "sweep",
     "tangent_flow",
     "tangent_kernel",
     "tangent_kernel_to_zarr",

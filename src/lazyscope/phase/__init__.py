@@ -1,0 +1,6 @@
+"""Phase diagrams of training, and checks of how a model's scaling depends on its width and depth."""
+
+from lazyscope.phase.diagram import PhaseDiagram
+from lazyscope.phase.grid import phases, sweep
+
+__all__ = ["PhaseDiagram", "phases", "sweep"]
