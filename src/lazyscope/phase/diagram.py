@@ -16,8 +16,9 @@ if TYPE_CHECKING:
 else:
     Figure = Any  # matplotlib is imported when a figure is drawn
 
-HALF = 0.5
-"""The deviation at the measured boundary: the outputs are half as far from those of the tangent model as these move."""
+FEATURES = 0.25
+"""The deviation at the measured boundary, the same convention as in the verdict of an inspection: from a quarter on, the
+tangent model is a poor description of the training."""
 
 
 @final
@@ -72,7 +73,7 @@ class PhaseDiagram:
         i, j = np.unravel_index(np.nanargmin(self.validation), self.validation.shape)
         return self._row(int(i), int(j))
 
-    def boundary(self, level: float = HALF) -> tuple[np.ndarray, np.ndarray]:
+    def boundary(self, level: float = FEATURES) -> tuple[np.ndarray, np.ndarray]:
         """Find the scale α below which training is not lazy, as measured and as predicted.
 
         Both are interpolated linearly in logarithms between the scales of the grid, and the prediction is extrapolated,
@@ -108,7 +109,7 @@ class PhaseDiagram:
         required("matplotlib", "inspect", "Pictures of phase diagrams")
         from lazyscope.phase.picture import draw
 
-        return draw(self, HALF)
+        return draw(self, FEATURES)
 
     def _row(self, i: int, j: int) -> dict[str, float | bool]:
         names = ("deviation", "loss", "validation", "diverged", "criterion", "limit", "lr")
@@ -117,7 +118,7 @@ class PhaseDiagram:
 
     def __repr__(self) -> str:
         sizes = " × ".join(f"{len(v)} {axis}" for axis, v in zip(self.axes, self.values, strict=True))
-        lazy = float(np.mean(self.deviation < HALF))
+        lazy = float(np.mean(self.deviation < FEATURES))
         text = f"PhaseDiagram({sizes}: {lazy:.0%} lazy, {float(np.mean(self.diverged)):.0%} diverged"
         if not np.isnan(self.validation).all():
             best = self.best

@@ -76,7 +76,7 @@ def paint(axis: Axes, diagram: Shown, level: float) -> QuadMesh:
     x, y = diagram.values
     shown = np.where(np.isposinf(diagram.deviation), 10.0, diagram.deviation)
     mesh = axis.pcolormesh(
-        x, y, np.ma.masked_invalid(shown.T), norm=LogNorm(1e-3, 1), cmap="viridis", shading="nearest"
+        _edges(x), _edges(y), np.ma.masked_invalid(shown.T), norm=LogNorm(1e-3, 1), cmap="viridis", shading="flat"
     )
     axis.set_facecolor("0.85")  # where training diverges
     axis.grid(visible=False)
@@ -91,8 +91,6 @@ def paint(axis: Axes, diagram: Shown, level: float) -> QuadMesh:
         i, j = np.unravel_index(np.nanargmin(diagram.validation), diagram.validation.shape)
         axis.plot(x[i], y[j], **BEST, markersize=12)
     axis.set(xscale="log", yscale="log", xlabel=LABELS[diagram.axes[0]], ylabel=LABELS[diagram.axes[1]])
-    axis.set_xlim(x.min(), x.max())
-    axis.set_ylim(y.min(), y.max())
     return mesh
 
 
@@ -113,7 +111,7 @@ def legend(axis: Axes, diagram: Shown, level: float) -> None:
     lines.append(
         Line2D([], [], color="white", marker="*", markeredgecolor=BLACK, linestyle="", label="best validation")
     )
-    axis.legend(handles=lines, loc="upper center", bbox_to_anchor=(0.5, -0.2), ncols=2, fontsize=8)
+    axis.legend(handles=lines, loc="upper center", bbox_to_anchor=(0.5, -0.2), ncols=2, fontsize=7, columnspacing=1)
 
 
 def _contour(axis: Axes, diagram: Shown, field: np.ndarray, level: float, colour: str, line: str) -> None:
@@ -123,3 +121,11 @@ def _contour(axis: Axes, diagram: Shown, field: np.ndarray, level: float, colour
         return
     logs = np.ma.masked_invalid(np.log10(np.where(np.isfinite(field) & (field > 0), field, np.nan)))
     axis.contour(*diagram.values, logs.T, levels=[np.log10(level)], colors=[colour], linestyles=[line], linewidths=1.8)
+
+
+def _edges(values: np.ndarray) -> np.ndarray:
+    """Return the edges of cells around values, halfway between them on a logarithmic axis."""
+    logs = np.log(values)
+    middle = (logs[1:] + logs[:-1]) / 2
+    half = (middle[0] - logs[0], logs[-1] - middle[-1]) if len(middle) else (0.5, 0.5)
+    return np.asarray(np.exp(np.concatenate([[logs[0] - half[0]], middle, [logs[-1] + half[1]]])))
