@@ -22,9 +22,10 @@ from lazyscope.inspect import Report, inspect
 from lazyscope.model.base import Model
 from lazyscope.model.ensemble import Ensemble
 from lazyscope.model.increment import FallbackWarning
+from lazyscope.model.parametrise import parametrise
 from lazyscope.model.transform import Linearised, Scaled, Symmetrised
 from lazyscope.model.two_layer import TwoLayer
-from lazyscope.phase import PhaseDiagram, phases, sweep
+from lazyscope.phase import CoordinateCheck, PhaseDiagram, coordinate_check, phases, sweep
 from lazyscope.solve.sparse import solve_sparse
 from lazyscope.solve.tangent import TangentSolution, tangent_solve
 from lazyscope.tangent import (
@@ -46,6 +47,7 @@ from lazyscope.theory.relative_scale import KinkWarning, relative_scale
 __version__ = "0.2.0"
 
 __all__ = [
+    "CoordinateCheck",
     "Ensemble",
     "FallbackWarning",
     "KinkWarning",
@@ -68,6 +70,7 @@ __all__ = [
     "certify",
     "compare",
     "conic_descent",
+    "coordinate_check",
     "errors",
     "gradient_descent",
     "gradient_flow",
@@ -80,6 +83,7 @@ __all__ = [
     "log_spaced",
     "loss",
     "open_tangent_kernel",
+    "parametrise",
     "phases",
     "relative_scale",
     "solve_sparse",

@@ -69,12 +69,12 @@ def parametrise(
             gradient.
 
     Returns:
-        A copy of the net, at whose weights `torch.nn.utils.parametrize` multiplies by s. `parametrize.remove_parametrizations`
-        restores plain weights after training.
+        A copy of the net, in which `torch.nn.utils.parametrize` computes W = s·p. After training,
+        `parametrize.remove_parametrizations` restores plain weights.
 
     Raises:
-        ModelError: If the kind is not known, the shapes do not match, weights are tied or parametrised already, branches
-            are missing, or a net for "mean-field" has more than one hidden layer.
+        ModelError: If the kind is not known, the shapes do not match, weights are tied or parametrised already,
+            branches are missing, or a net for "mean-field" has more than one hidden layer.
 
     Example:
         >>> def build(width: int) -> nn.Module:
@@ -90,8 +90,8 @@ def parametrise(
     shapes = _shapes(made, base)
     if kind == "mean-field" and any(shape.hidden for shape in shapes):
         raise ModelError(
-            "The mean-field parametrisation is that of one hidden layer, and this net has more; use 'mup', which extends"
-            " it."
+            "The mean-field parametrisation is that of one hidden layer, and this net has more; use 'mup', which"
+            " extends it."
         )
     for shape in shapes:
         start, factor = rule(shape, power)

@@ -17,8 +17,8 @@ else:
     Figure = Any  # matplotlib is imported when a figure is drawn
 
 FEATURES = 0.25
-"""The deviation at the measured boundary, the same convention as in the verdict of an inspection: from a quarter on, the
-tangent model is a poor description of the training."""
+"""The deviation at the measured boundary. From a quarter on, the tangent model is a poor description of the training,
+which is also the convention of the verdict of an inspection."""
 
 
 @final

@@ -90,6 +90,7 @@ def paint(axis: Axes, diagram: Shown, level: float) -> QuadMesh:
     if not np.isnan(diagram.validation).all():
         i, j = np.unravel_index(np.nanargmin(diagram.validation), diagram.validation.shape)
         axis.plot(x[i], y[j], **BEST, markersize=12)
+    axis.set(xlim=_edges(x)[[0, -1]], ylim=_edges(y)[[0, -1]])
     axis.set(xscale="log", yscale="log", xlabel=LABELS[diagram.axes[0]], ylabel=LABELS[diagram.axes[1]])
     return mesh
 
