@@ -143,7 +143,7 @@ class _Series:
             raise InputError("The nets have different layers; build them with one architecture.")
         tables = {
             what: {kind: np.array([_mean(line, what, kind) for line in rows]) for kind in [*kinds, ""]}
-            for what in ("start", "change", "own", "rate", "effect")
+            for what in ("start", "change", "own", "rate", "vector_rate", "effect")
         }
         fans = {
             kind: np.array([line[0][0].sizes[_first(line[0][1], kind)] for line in rows], dtype=float) for kind in kinds
@@ -166,7 +166,7 @@ class _Series:
         found: dict[str, str] = {}
         for kind, fan in self.fans.items():
             into, out = (np.ptp(column) > 0 for column in fan.T)
-            start, rate = self.slope("start", kind), self.slope("rate", kind)
+            start = self.slope("start", kind)
             # The outputs of a layer that reads a growing input but does not grow itself must not outgrow their mean.
             least, most = (-math.inf, -0.5 + FLAT) if into and not out else (-FLAT, FLAT)
             said, why = "at most -0.5" if into and not out else "0", []
@@ -177,8 +177,10 @@ class _Series:
             else:
                 if start != -math.inf and not least <= start <= most:
                     why.append(f"its outputs at the start have the exponent {start:.2f} instead of {said}")
-                if abs(rate) > FLAT:
-                    why.append(f"its effective learning rate is wrong by the exponent {rate:.2f}")
+                for what, weights in (("rate", "matrices"), ("vector_rate", "vectors")):
+                    rate = self.slope(what, kind)
+                    if rate != -math.inf and abs(rate) > FLAT:  # it is zero if the layer has no such weights
+                        why.append(f"the learning rate of its {weights} is wrong by the exponent {rate:.2f}")
             if why:
                 found[kind] = " and ".join(why)
         return found
@@ -240,8 +242,9 @@ class CoordinateCheck:
 
         Args:
             what: "change", the change of a layer's outputs; "own", the part that its own weights cause; "start", the
-                size of its outputs at the start over that of its inputs; "rate", its effective learning rate relative
-                to that of maximal updates; or "effect", the change of the net's output that its weights cause.
+                size of its outputs at the start over that of its inputs; "rate" and "vector_rate", the effective
+                learning rates of its matrices and vectors relative to those of maximal updates; or "effect", the
+                change of the net's output that its weights cause.
             over: "widths" or "depths".
 
         Returns:

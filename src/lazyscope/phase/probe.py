@@ -115,8 +115,10 @@ class Measured:
     own: dict[str, float]
     """That part of it which the weights of the layer itself cause, with its first input."""
     rate: dict[str, float]
-    """The change of the output of a layer by its own weights in the first step, over the gradient with respect to this
+    """The change of the output of a layer by its own matrices in the first step, over the gradient with respect to this
     output, its number of coordinates, and the mean square of the input."""
+    vector_rate: dict[str, float]
+    """The same for its vectors, such as a bias or a gain, without the input."""
     effect: dict[str, float]
     """The change of the output of the net if only the weights of one group of layers have moved."""
     sizes: dict[str, tuple[int, int]]
@@ -160,12 +162,18 @@ def measure(
     named = {group: [name for name in layers if groups[name] == group] for group in dict.fromkeys(groups.values())}
     some = [name for members in named.values() for name in _few(members)]
     alone = {name: _parts(whole, _only(last, {name}), widths, layers)[name] for name in some}
-    early = {name: _parts(whole, _only(first, {name}), widths, layers)[name] for name in some}
+    matrices = {name: value if value.ndim > 1 else torch.zeros_like(value) for name, value in first.items()}
+    vectors = {name: value if value.ndim < 2 else torch.zeros_like(value) for name, value in first.items()}
+    steps_of = {
+        name: [_rms(_parts(whole, _only(v, {name}), widths, layers)[name]) for v in (matrices, vectors)]
+        for name in some
+    }
     return Measured(
         start={name: layer.gain for name, layer in seen.items()},
         change={name: _rms(part) for name, part in parts.items()},
         own={name: _rms(part) for name, part in alone.items()},
-        rate={name: _over(_rms(early[name]), seen[name].unit) for name in some},
+        rate={name: _over(steps_of[name][0], seen[name].unit * seen[name].size ** 2) for name in some},
+        vector_rate={name: _over(steps_of[name][1], seen[name].unit) for name in some},
         effect={g: _rms(_parts(whole, _only(last, {*members}), widths, layers)[""]) for g, members in named.items()},
         sizes={name: (layer.inputs, layer.outputs) for name, layer in seen.items()},
     )
@@ -194,8 +202,8 @@ class _Layer:
 
     @property
     def unit(self) -> float:
-        """The change of the output in a step with maximal updates, up to a factor that does not depend on the width."""
-        return _rms(self.slope) * self.outputs * self.size**2
+        """The gradient times the number of coordinates, which a step with maximal updates is proportional to."""
+        return _rms(self.slope) * self.outputs
 
 
 def _at_start(net: nn.Module, layers: tuple[str, ...], x: Inputs, risk: Risk) -> dict[str, _Layer]:
