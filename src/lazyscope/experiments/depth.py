@@ -2,9 +2,10 @@
 
 Over widths, the tangent kernel changes less and less in the NTK parametrisation, and by the same amount in μP. The
 theorems bound the change by O(m^-½). It is O(1/m) in nets with output weights of both signs, since the changes that the
-neurons cause have random signs, too, and it is of the order of the bound if all output weights are positive and the
-activation is not odd, which would give random signs by itself. Over depths, residual branches multiplied by L^-½ are followed better and better by their own tangent models, and those
-multiplied by 1/L are not. `coordinate_check` finds which scalings are right, and a layer that is scaled wrongly.
+neurons cause have random signs, too. It is of the order of the bound if all output weights are positive and the
+activation is not odd, which would give random signs by itself. Over depths, residual branches multiplied by L^-½ are
+followed better and better by their own tangent models, and those multiplied by 1/L are not. `coordinate_check` finds
+which scalings are right, and a layer that is scaled wrongly.
 """
 
 from __future__ import annotations

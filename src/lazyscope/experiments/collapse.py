@@ -1,0 +1,234 @@
+"""Geiger et al. 2020: the test error of nets of all widths m is one function of α√m, and κ = 1 marks its boundary.
+
+The net is α(f(w) - f(w₀)) with f(x) = m^-½ Σ_j a_j σ(b_j·x) and softplus σ, trained on even against odd digits, or on
+two groups of classes of CIFAR-10, by gradient descent with momentum on the square loss divided by α². Training is lazy
+for α√m ≫ 1. The error is that of the mean output of several nets, as in the source, since the outputs of a single net
+fluctuate with its start. Ensembles gain more where training is lazy.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import torch
+from matplotlib.figure import Figure
+from torch import Tensor
+from torch.nn.functional import avg_pool2d, softplus
+
+from lazyscope.data import cifar10, digits
+from lazyscope.flow.descent import gradient_descent
+from lazyscope.lab.experiment import Claim, Experiment, Params, Result, Trials
+from lazyscope.lab.fit import exponent
+from lazyscope.lab.style import BLACK, COLOURS, panels
+from lazyscope.loss import Square
+from lazyscope.model.two_layer import TwoLayer
+from lazyscope.theory.relative_scale import relative_scale
+
+CASES = {"digits": "digits", "cifar10": "CIFAR-10"}
+LOW, HIGH = 0.03, 100.0
+"""The range of α√m."""
+
+GROWTH = 4.0
+"""The kernel grows by about 1 + GROWTH/(α√m) when features are learned, and the learning rate is divided by this."""
+
+MOMENTUM = 0.9
+TOGETHER = 5.0
+"""The least factor by which the spread of the curves is smaller after rescaling."""
+
+
+def grid(scale: str) -> list[Params]:
+    """List data sets × widths; all scales and seeds of a width are trained as one program."""
+    if scale == "paper":
+        size: Params = {"train": 1000, "test": 5000, "pixels": 8, "steps": 3000, "scales": 17, "seeds": 10}
+        return [
+            {"case": case, "width": 2**k, **size, **({"test": 797} if case == "digits" else {})}
+            for case in CASES
+            for k in range(5, 13)
+        ]
+    size = {"train": 80, "test": 1000, "pixels": 4, "steps": 250, "scales": 9, "seeds": 4}
+    return [{"case": "digits", "width": 2**k, **size} for k in range(4, 9)]
+
+
+def scales(point: Params) -> np.ndarray:
+    """Return the scales α of a width, whose α√m cover the whole range and one decade more on either side.
+
+    Args:
+        point: The grid point.
+
+    Returns:
+        The scales, in increasing order.
+    """
+    return np.geomspace(LOW, HIGH, int(point["scales"])) / math.sqrt(int(point["width"]))
+
+
+def trial(points: list[Params], device: torch.device) -> list[Result]:
+    """Train all scales and seeds of each width."""
+    return [_measured(point, device) for point in points]
+
+
+def _measured(point: Params, device: torch.device) -> Result:
+    m, seeds, steps = (int(point[k]) for k in ("width", "seeds", "steps"))
+    x, y, x_test, y_test = _data(point, device)
+    net = TwoLayer.gaussian(m, x.shape[1], range(seeds), activation=softplus).to(device)
+    alphas = scales(point)
+    tops = torch.linalg.eigvalsh(net.coordinates(x, math.inf, centred=True).kernel())[:, -1].cpu().double()
+    grown = torch.from_numpy(1 + GROWTH / (alphas * math.sqrt(m)))
+    lr = 0.5 * len(x) / (tops[:, None] * grown)
+    alpha = torch.from_numpy(alphas / math.sqrt(m))
+    family = net[:, None]
+    unseen = family.coordinates(x_test, alpha, centred=True)
+    path = gradient_descent(
+        family,
+        Square(),
+        x,
+        y.expand(*lr.shape, -1),
+        alpha=alpha,
+        lr=lr,
+        steps=steps,
+        momentum=MOMENTUM,
+        centred=True,
+        record=[0, steps],
+        observe=lambda v: {"test": unseen.outputs(v)},
+    )
+    outputs = path.observed["test"][-1].double()  # seeds × scales × points
+    wrong = (outputs * y_test <= 0).double().mean(-1)
+    start = relative_scale(net[0].double(), x.double(), y.double()).centred()
+    return {
+        "alpha": alphas,
+        "single": wrong.mean(0).cpu().numpy(),
+        "ensemble": (outputs.mean(0) * y_test <= 0).double().mean(-1).cpu().numpy(),
+        "loss": (path.loss[-1].mean(0) / path.loss[0].mean(0)).double().cpu().numpy(),
+        "test": (outputs.mean(0) - y_test).square().mean(-1).cpu().numpy(),
+        "boundary": start.kappa * math.sqrt(m),
+        "diverged": int(path.diverged.sum()),
+    }
+
+
+def _data(point: Params, device: torch.device) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Images of few pixels as vectors of norm about 1, and the parity of their classes as ±1."""
+    n, test, pixels = (int(point[k]) for k in ("train", "test", "pixels"))
+    if point["case"] == "digits":
+        x, labels = digits.digits(n=n + test, seed=0)
+    else:
+        (x, labels), (more, rest) = (cifar10.cifar10(s, n=k) for s, k in (("train", n), ("test", test)))  # type: ignore[arg-type]
+        x, labels = torch.cat([x, more]), torch.cat([labels, rest])
+    x = avg_pool2d(x, x.shape[-1] // pixels).flatten(1)
+    x = ((x - x.mean(0)) / x.std() / math.sqrt(x.shape[1])).to(device)
+    y = (2.0 * (labels % 2) - 1).to(device)
+    return x[:n], y[:n], x[n:], y[n:]
+
+
+def curves(trials: Trials, case: str, name: str) -> dict[int, tuple[np.ndarray, np.ndarray]]:
+    """Return the curve of each width.
+
+    Args:
+        trials: The stored trials.
+        case: The data set.
+        name: The name of a result.
+
+    Returns:
+        The scales α and the values, by width.
+    """
+    return {
+        int(t.params["width"]): (np.asarray(t.result["alpha"]), np.asarray(t.result[name]))
+        for t in trials.where(case=case)
+    }
+
+
+def spread(trials: Trials, case: str, power: float) -> float:
+    """Compute the standard deviation over widths of curves against α m^power, averaged over the common range."""
+    found = curves(trials, case, "ensemble")
+    places = {m: np.log(alpha) + power * math.log(m) for m, (alpha, _) in found.items()}
+    low, high = max(x[0] for x in places.values()), min(x[-1] for x in places.values())
+    common = np.linspace(low, high, 50)
+    values = np.array([np.interp(common, places[m], y) for m, (_, y) in found.items()])
+    return float(np.sqrt(values.var(0).mean()))
+
+
+def gains(trials: Trials, case: str) -> tuple[float, float]:
+    """Compute the share of the error that an ensemble removes, at the smallest and at the largest scales."""
+    single, joint = (np.array([y for _, y in curves(trials, case, name).values()]) for name in ("single", "ensemble"))
+    share = 1 - joint / single
+    return float(share[:, :2].mean()), float(share[:, -2:].mean())
+
+
+def cases(trials: Trials) -> list[str]:
+    """Return the data sets that have trials."""
+    return [case for case in CASES if len(trials.where(case=case))]
+
+
+def claims(trials: Trials) -> list[Claim]:
+    """Check the collapse, the boundary and the gain of ensembles."""
+    found = []
+    for case in cases(trials):
+        words, some = CASES[case], trials.where(case=case)
+        before, after = spread(trials, case, 0), spread(trials, case, 0.5)
+        widths, edges = some.column("width"), some.column("boundary")
+        power = exponent(widths, edges / np.sqrt(widths))
+        rich, lazy = gains(trials, case)
+        found += [
+            Claim(
+                f"{words}: the curves of all widths against α√m have a spread at least {TOGETHER:g} times smaller",
+                "Geiger et al. 2020: the curves collapse",
+                f"{before / after:.1f} times ({before:.4f} and {after:.4f})",
+                before >= TOGETHER * after,
+            ),
+            Claim(
+                f"{words}: the boundary κ = 1 is at α ∝ m^s, s = -0.5 ± 0.1",
+                "Geiger et al. 2020: α* ∝ m^-½",
+                f"s = {power:.3f}, α√m = {np.median(edges):.2f}",
+                abs(power + 0.5) <= 0.1,
+            ),
+            Claim(
+                f"{words}: an ensemble removes a larger share of the error where training is lazy",
+                "Geiger et al. 2020: ensembling helps in the lazy regime",
+                f"{lazy:.1%} lazy, {rich:.1%} with features",
+                lazy > rich,
+            ),
+        ]
+    ended = int(trials.column("diverged").sum())
+    worst = float(max(np.asarray(t.result["loss"]).max() for t in trials))
+    found.append(
+        Claim(
+            "every net is trained: the loss falls below a tenth",
+            "",
+            f"to at most {worst:.3f}, {ended} diverged",
+            worst < 0.1,
+        )
+    )
+    return found
+
+
+def figure(trials: Trials) -> Figure:
+    """Draw the error against α and against α√m, and that of single nets and ensembles."""
+    shown = cases(trials)
+    page, axes = panels(len(shown), 3, width=3.6, height=3.2)
+    for row, case in zip(axes, shown, strict=True):
+        found, single = curves(trials, case, "ensemble"), curves(trials, case, "single")
+        for (m, (alpha, error)), colour in zip(found.items(), COLOURS * 2, strict=False):
+            row[0].plot(alpha, error, "-", color=colour, label=f"m = {m}")
+            row[1].plot(alpha * math.sqrt(m), error, "-", color=colour)
+            row[2].plot(alpha * math.sqrt(m), 1 - error / single[m][1], "-", color=colour)
+        edge = float(np.median(trials.where(case=case).column("boundary")))
+        for axis in row[1:]:
+            axis.axvline(edge, color=BLACK, linestyle="--", linewidth=1.2, label=r"$\kappa=1$")
+        row[0].set(xscale="log", xlabel=r"$\alpha$", ylabel="test error of the mean output", title=CASES[case])
+        row[1].set(xscale="log", xlabel=r"$\alpha\sqrt{m}$", title="rescaled")
+        row[2].set(xscale="log", xlabel=r"$\alpha\sqrt{m}$", ylabel="share removed by an ensemble", title="ensembles")
+        row[0].legend(fontsize=7)
+        row[1].legend()
+    return page
+
+
+EXPERIMENT = Experiment(
+    name="collapse",
+    source="Geiger, Spigler, Jacot, Wyart 2020",
+    title="Nets of all widths collapse onto one curve in α√m",
+    cost={"quick": "8 s on two cores", "paper": "5 min on a GPU"},
+    grid=grid,
+    trial=trial,
+    figure=figure,
+    claims=claims,
+    variables=(cifar10.VARIABLE,),
+)
