@@ -14,7 +14,7 @@ from tensorboard.backend.event_processing.event_accumulator import (  # type: ig
 from torch import Tensor, nn
 from torch.utils.tensorboard import SummaryWriter
 
-from lazyscope import Model, Scaled, relative_scale, tangent_kernel
+from lazyscope import Linearised, Model, Scaled, relative_scale, tangent_kernel
 from lazyscope.diagnose import KernelSketch, Monitor, activation_stability, kernel_drift
 from lazyscope.diagnose.monitor import read
 from lazyscope.errors import InputError, LazyscopeError, ModelError, StoreError
@@ -55,7 +55,7 @@ def test_it_records_what_dense_float64_formulas_give(net: nn.Sequential, x: Tens
     assert record.tangent_distance == pytest.approx(float(gap), rel=1e-9)
     size = torch.cat([w.flatten() for w in model.params.values()]).norm()
     assert record.displacement == pytest.approx(float(flat.norm() / size), rel=1e-12)
-    assert record.stability == activation_stability(model, x, v).mean
+    assert record.flipped == 1 - activation_stability(model, x, v).mean
     exact = kernel_drift(tangent_kernel(model, x), tangent_kernel(model.at(now), x))
     assert record.kernel_drift == pytest.approx(exact, rel=0.15)  # 100 columns: some per cent
 
@@ -74,7 +74,7 @@ def test_sketches_of_more_columns_come_nearer(net: nn.Sequential, x: Tensor) -> 
 
 def test_without_movement_all_is_zero_and_stable(net: nn.Sequential, x: Tensor) -> None:
     record = Monitor(net, x).look()
-    assert (record.displacement, record.tangent_distance, record.kernel_drift, record.stability) == (0, 0, 0, 1)
+    assert (record.displacement, record.tangent_distance, record.kernel_drift, record.flipped) == (0, 0, 0, 0)
 
 
 def test_the_net_is_not_touched(net: nn.Sequential, x: Tensor) -> None:
@@ -104,7 +104,7 @@ def test_nets_without_relu_have_no_stability_and_tokens_are_inputs_too() -> None
         next(net[2].parameters()).mul_(1.1)
     record = monitor()
     assert record is not None
-    assert math.isnan(record.stability)
+    assert math.isnan(record.flipped)
     assert record.kernel_drift > 0
 
 
@@ -137,7 +137,7 @@ def test_tensorboard_holds_the_same_numbers(passed: str, net: nn.Sequential, x: 
     train(net, x, monitor, 4)
     events = EventAccumulator(str(tmp_path))
     events.Reload()
-    for name in ("displacement", "tangent_distance", "kernel_drift", "stability"):
+    for name in ("displacement", "tangent_distance", "kernel_drift", "flipped"):
         seen = [(event.step, event.value) for event in events.Scalars(f"lazyscope/{name}")]
         assert seen == [(r.step, pytest.approx(getattr(r, name), rel=1e-6)) for r in monitor.records]
 
@@ -178,8 +178,10 @@ def test_it_predicts_with_the_number_that_belongs_to_the_loss(x: Tensor) -> None
     found, known = Monitor(net, x, labels, metric=optimiser).scale, relative_scale(net, x, labels, metric=optimiser)
     assert found is not None
     assert found.value == pytest.approx(known.value, rel=1e-2)
-    with pytest.raises(ModelError, match="omit y_probe"):
-        Monitor(Scaled(net, 2.0), x, labels)
+    found, known = Monitor(Scaled(net, 2.0), x, labels).scale, relative_scale(net, x, labels).centred().scaled(2.0)
+    assert found is not None
+    assert found.value == pytest.approx(known.value, rel=1e-2)
+    assert Monitor(Linearised(net), x, labels).scale is None
 
 
 def test_a_network_with_kinks_is_noted_in_the_prediction(net: nn.Sequential, x: Tensor) -> None:

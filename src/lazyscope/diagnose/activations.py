@@ -38,6 +38,9 @@ class Stability:
     """For each ReLU layer, the fraction s_ℓ of pre-activations z (samples × units) whose sign is unchanged."""
     pool: tuple[float, ...]
     """For each max-pool, the fraction of windows whose largest entry is at the same position."""
+    layers: tuple[str, ...] = ()
+    """For each ReLU layer, the name of the last submodule with parameters that was evaluated before it, or "" if there
+    is none, as for a model that is a function."""
 
     @property
     def mean(self) -> float:
@@ -81,13 +84,15 @@ def activation_stability(model: Model, x: Inputs, v: Params, alpha: float | int 
     exact = model.double()
     moved = {name: w + epsilon * v[name].detach().to(w) for name, w in exact.params.items()}
     samples = Samples(x)
+    names: tuple[str, ...] = ()
     same: dict[str, list[Tensor]] = {"relu": [], "pool": []}
     counts: dict[str, list[int]] = {"relu": [], "pool": []}
     for start in range(0, len(samples), size):
         wide = Samples(samples.rows(slice(start, start + size))).cast()
         before, after = (_watched(exact, wide, w) for w in (exact.params, moved))
-        for kind, seen in before.items():
-            pairs = [(b == a) for b, a in zip(seen, after[kind], strict=True)]
+        names = tuple(before.layers)
+        for kind, seen in before.states.items():
+            pairs = [(b == a) for b, a in zip(seen, after.states[kind], strict=True)]
             sums = [pair.sum() for pair in pairs]
             same[kind] = [s + t for s, t in zip(same[kind], sums, strict=True)] if same[kind] else sums
             sizes = [pair.numel() for pair in pairs]
@@ -95,14 +100,28 @@ def activation_stability(model: Model, x: Inputs, v: Params, alpha: float | int 
     if not same["relu"]:
         raise ModelError("The model has no ReLU, so there is no activation pattern; compare kernels instead.")
     shares = {kind: tuple(int(s) / n for s, n in zip(same[kind], counts[kind], strict=True)) for kind in same}
-    return Stability(shares["relu"], shares["pool"])
+    return Stability(shares["relu"], shares["pool"], names)
 
 
-def _watched(model: Model, x: Inputs, params: Params) -> dict[str, list[Tensor]]:
+def _watched(model: Model, x: Inputs, params: Params) -> _Watch:
     """The signs of the inputs of each ReLU and the positions of the maxima of each max-pool, in forward order."""
-    with torch.no_grad(), _Watch() as watch:
-        model(x, params=params)
-    return {"relu": watch.signs, "pool": watch.winners}
+    watch = _Watch()
+
+    def passed(name: str) -> Callable[..., None]:
+        return lambda *_: setattr(watch, "last", name)
+
+    hooks = [
+        module.register_forward_hook(passed(name))
+        for name, module in model.submodules()
+        if any(True for _ in module.parameters(recurse=False))
+    ]
+    try:
+        with torch.no_grad(), watch:
+            model(x, params=params)
+    finally:
+        for hook in hooks:
+            hook.remove()
+    return watch
 
 
 class _Watch(TorchDispatchMode):
@@ -110,15 +129,17 @@ class _Watch(TorchDispatchMode):
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self.signs: list[Tensor] = []
-        self.winners: list[Tensor] = []
+        self.states: dict[str, list[Tensor]] = {"relu": [], "pool": []}
+        self.layers: list[str] = []
+        self.last = ""
 
     def __torch_dispatch__(
         self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         if func in _KINKS:
-            self.signs.append(args[0].sign().to(torch.int8))
+            self.states["relu"].append(args[0].sign().to(torch.int8))
+            self.layers.append(self.last)
         out = func(*args, **(kwargs or {}))
         if func in _POOLS:
-            self.winners.append(out[1])
+            self.states["pool"].append(out[1])
         return out

@@ -2,81 +2,62 @@
 
 from __future__ import annotations
 
-import csv
 import math
-import os
-from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, fields
+import time
+import uuid
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict
 from pathlib import Path
-from typing import Any, Protocol, TypeAlias, final, runtime_checkable
+from typing import Any, final
 
 import torch
 from torch import Tensor, nn
 
 from lazyscope._typing import Inputs
 from lazyscope.ambient import derivatives
-from lazyscope.diagnose.activations import activation_stability
-from lazyscope.diagnose.drift import weight_displacement
-from lazyscope.diagnose.sketch import KernelSketch
-from lazyscope.errors import InputError, LazyscopeError, ModelError, StoreError
+from lazyscope.diagnose.measure import Probe, TorchLoss
+from lazyscope.diagnose.record import LayerRecord, Record, from_plain, to_plain
+from lazyscope.diagnose.schedule import Every, Schedule, WithinBudget
+from lazyscope.diagnose.sinks import CsvSink, Sink, Where, read, runs, sink_of
+from lazyscope.diagnose.subject import Subject
+from lazyscope.diagnose.verdict import RunVerdict, judge
+from lazyscope.errors import InputError, ModelError
+from lazyscope.extras import required
 from lazyscope.labels import Target, as_target
-from lazyscope.linalg.finite import check_finite
+from lazyscope.linalg.bilinear import BilinearNorm
 from lazyscope.loss import Loss
-from lazyscope.model.base import Model, flatten
-from lazyscope.model.forward import Output, copied, unwrapped
-from lazyscope.model.increment import Scale
-from lazyscope.model.inputs import Samples
+from lazyscope.model.forward import Output
 from lazyscope.model.metric import Metric, optimiser_metric
-from lazyscope.model.transform import TangentModule
 from lazyscope.notices import collected
-from lazyscope.theory.criterion import RelativeScale
+from lazyscope.theory.criterion import Descent, RelativeScale
 from lazyscope.theory.relative_scale import relative_scale
+
+__all__ = ["Monitor", "Record", "read", "runs"]
 
 _ITERATIONS, _TOLERANCE = 40, 1e-2
 """The maximum number of iterations of the search for ‖D²h‖ at the start, and its tolerance, whose square is about the
 relative error of the value."""
 
-
-@final
-@dataclass(frozen=True)
-class Record:
-    """The measurements of a `Monitor` at one step, with NaN for quantities that are not defined for the model."""
-
-    step: int
-    """The training step."""
-    displacement: float
-    """The relative displacement ‖w - w₀‖/‖w₀‖ of the weights."""
-    tangent_distance: float
-    """The relative error ‖h(w) - h(w₀) - Dh(w₀)(w - w₀)‖/‖h(w) - h(w₀)‖ of the tangent model."""
-    kernel_drift: float
-    """The relative change ‖K - K_0‖/‖K_0‖ of the tangent kernel, estimated from a few products. It is NaN if an
-    operation has no forward derivative."""
-    stability: float
-    """The fraction of ReLU units whose state is that at the start. It is NaN if the model has no ReLU."""
-
-
-@runtime_checkable
-class Writer(Protocol):
-    """The interface of TensorBoard's SummaryWriter."""
-
-    def add_scalar(self, tag: str, scalar_value: float, global_step: int) -> Any:
-        """Write one scalar."""
-
-
-Where: TypeAlias = str | Path
+_MARK, _VERSION = "lazyscope", 1
+"""The key that marks the state of a monitor, and its version."""
 
 
 @final
 class Monitor:
     """A monitor that compares a network during training with its state when the monitor was created.
 
-    Call the monitor once per training step. Every `every` steps, it appends a `Record` to `records`. The network itself
-    is not modified: the monitor uses a copy in evaluation mode with the initial buffers, so that with batch
-    normalisation and dropout, h only depends on the weights. A measurement costs about 30 forward passes of the probe
-    inputs; with a quarter of the batch as probe inputs and `every=200`, this is a few per cent of the training time.
-    Parameters that are unfrozen later are included from then on, relative to their initial values. For `Scaled` and
-    `Linearised` modules, the monitor measures the underlying model at its current weights. Measurements do not use
-    autocast.
+    Call the monitor once per step of the optimiser. It appends a `Record` to `records` at some of the steps: at
+    multiples of `every`, or, by default, as often as a share `budget` of the training time allows. The fields of
+    `Record` and `LayerRecord` say what is measured; `verdict` says what it means, and `report` draws it.
+
+    The network itself is not modified. The monitor evaluates a copy of it on the probe, in the precision of the weights
+    (float32 for weights in half precision), without autocast and without dropout. Batch normalisation that is in
+    training mode when the monitor is created uses the mean and the variance of the probe, at every step those of the
+    present weights, as training uses those of its batches. Batch normalisation in evaluation mode uses its buffers at
+    the start. Parameters that are unfrozen later are included from then on, relative to their initial values; frozen
+    parameters do not count for the sharpness. For `Scaled` and `Linearised` modules, the monitor measures the
+    underlying model at its current weights, and the loss, the sharpness and the edge of stability of the module itself.
 
     If targets are given, the monitor also predicts at the start whether training will be lazy, in `scale`: by the
     inverse relative scale κ for the square loss, and by the criterion of section 1.2 for other losses. The attribute
@@ -84,34 +65,46 @@ class Monitor:
     This costs about a thousand forward passes of the probe inputs, once.
 
     Args:
-        net: The module that is trained.
+        net: The module that is trained. Wrapped in `DistributedDataParallel` or `torch.compile`, it is unwrapped.
         x_probe: The inputs on which the network is compared.
-        y_probe: The targets of these inputs, as in `relative_scale`. `None` makes no prediction.
-        loss: The loss of the training, one of `lazyscope.loss`. `None` is cross-entropy for class indices and the
-            square loss for numbers.
-        metric: The metric of the training, as in `relative_scale`: an optimiser that trains `net`, for example. `None`
-            is that of SGD.
+        y_probe: The targets of these inputs, as in `relative_scale`. `None` leaves out the prediction, the alignment,
+            the loss, the sharpness and the edge of stability.
+        loss: The loss of the training, one of `lazyscope.loss`, or a function of outputs and targets such as
+            `nn.MSELoss()`, for which no prediction is made. `None` is cross-entropy for class indices and the square
+            loss for numbers. The sharpness is that of this function: `nn.MSELoss` is twice the mean of `Square`.
+        optimiser: The optimiser of the training (`SGD`, `Adam` or `AdamW`), for the edge of stability. `None` leaves
+            it out.
+        metric: The metric of the prediction, as in `relative_scale`: an optimiser that trains `net` and has made a
+            step, for example. `None` is that of SGD.
         output: The part of the network's output to study, as in `Model`.
-        every: The number of steps between two measurements.
+        every: The number of steps between two measurements. `None` measures within the budget. Then the steps depend on
+            the speed of the machine; pass `every` for the same steps in every run.
+        budget: The share of the training time that measurements may take if `every` is `None`.
         csv: A CSV file to append the records to. `None` writes no file.
         tensorboard: A TensorBoard SummaryWriter, or the folder for a new one. `None` writes no events.
-        columns: The number of random vectors that estimate the kernel drift.
-        start: The initial value of the step counter.
+        writers: Further writers: runs of Weights & Biases, the module `mlflow`, or loggers of Lightning.
+        columns: The largest number of outputs per point for which kernels are exact. For networks with more outputs, it
+            is the number of random combinations of outputs that estimate them.
+        start: Where the run began, if not here: the state dict of the network at its start w₀, or the state dict of a
+            monitor, as `load_state_dict` takes it. A number is the initial value of the step counter.
+        run: The name of the run in CSV files. `None` makes one from the time.
 
     Attributes:
         records: The records so far.
-        scale: κ and the criterion at the start (a `RelativeScale`), or `None` if there are no targets.
+        initial: The record at the start.
+        scale: κ and the criterion at the start (a `RelativeScale`), those of αh for a `Scaled` module. It is
+            `None` without targets, for a loss of torch, and at α = ∞.
         step: The number of steps so far.
+        run: The name of the run.
 
     Raises:
         InputError: If the targets, the loss or the metric do not match the network.
-        ModelError: If `net` is not a module, or cannot be traced, or if targets are given for a `Scaled` or
-            `Linearised` module.
+        ModelError: If `net` is not a module, or cannot be traced.
         StoreError: If the CSV file cannot be written, or TensorBoard is not installed.
 
     Example:
         >>> net = nn.Sequential(nn.Linear(2, 16), nn.ReLU(), nn.Linear(16, 1))
-        >>> monitor = Monitor(net, torch.randn(8, 2), every=5)
+        >>> monitor = Monitor(net, torch.randn(8, 2), torch.ones(8, 1), every=5)
         >>> optimiser = torch.optim.SGD(net.parameters(), lr=0.01)
         >>> for _ in range(10):
         ...     loss = (net(torch.ones(4, 2)) - 1).square().mean()
@@ -120,6 +113,8 @@ class Monitor:
         ...     _ = monitor()
         >>> [record.step for record in monitor.records]
         [5, 10]
+        >>> print(monitor.verdict().word in ("lazy", "in between", "feature learning"))
+        True
     """
 
     def __init__(
@@ -128,72 +123,73 @@ class Monitor:
         x_probe: Inputs,
         y_probe: Target | None = None,
         *,
-        loss: Loss | None = None,
+        loss: Loss | TorchLoss | None = None,
+        optimiser: torch.optim.Optimizer | None = None,
         metric: Metric = None,
         output: Output = None,
-        every: int = 200,
+        every: int | None = None,
+        budget: float = 0.02,
         csv: Where | None = None,
         tensorboard: Any = None,
-        columns: int = 2,
-        start: int = 0,
+        writers: Sequence[Any] = (),
+        columns: int = 16,
+        start: int | Mapping[str, Any] = 0,
+        run: str | None = None,
     ) -> None:
         if not isinstance(net, nn.Module):
             raise ModelError(f"Monitor takes the module that is trained, not {type(net).__name__}; pass the nn.Module.")
-        if every < 1:
-            raise InputError(f"The number of steps between two measurements is {every}; pass every=1 or more.")
-        self._net, self._every, self.step, self._columns = unwrapped(net), every, start, columns
+        self._schedule: Schedule = WithinBudget(budget) if every is None else Every(every)
+        self._net, self._x = net, x_probe
+        self._asked = (y_probe, loss, optimiser, columns)
         self._output = output
-        self._copy: nn.Module | None = None
-        if isinstance(self._net, TangentModule):
-            self._model = self._net.model_now()
-        else:
-            self._copy = copied(self._net).eval()
-            self._model = Model(self._copy, output=output)
-        device = next(iter(self._model.params.values())).device
-        self._x = Samples(x_probe).to(device)
-        self._sinks = [sink for sink in (_csv(csv), _tensorboard(tensorboard)) if sink is not None]
+        self.step = start if isinstance(start, int) else 0
+        self.run = run or f"{time.strftime('%Y%m%d-%H%M%S')}-{uuid.uuid4().hex[:4]}"
         self.records: list[Record] = []
-        self._begin()
-        self.scale = None if y_probe is None else self._scale(y_probe, loss, metric)
+        if isinstance(start, Mapping) and _MARK in start:
+            self.load_state_dict(start)
+        else:
+            self._probe = self._made(None if isinstance(start, int) else start, None)
+            self.initial = self._measured(at_start=True)
+            self.scale = self._scale(metric)
+        self._sinks: list[Sink] = [] if csv is None else [CsvSink(csv)]
+        self._sinks += [sink_of(each) for each in (tensorboard, *writers) if each is not None]
 
-    def _scale(self, y: Target, loss: Loss | None, metric: Metric) -> RelativeScale:
-        """Compute κ and the criterion at the start."""
-        if isinstance(self._net, TangentModule):
-            raise ModelError(
-                "The monitor does not compute κ of Scaled and Linearised modules; omit y_probe, and call"
-                " relative_scale(net, x, y).centred().scaled(alpha) for the original network."
-            )
-        metric = (
-            optimiser_metric(metric, self._model, self._net) if isinstance(metric, torch.optim.Optimizer) else metric
-        )
-        y = as_target(y, self._start).to(self._start.device)
+    def _made(self, weights: Mapping[str, Any] | None, names: list[str] | None) -> Probe:
+        """Study the network from given weights w₀, with given parameters."""
+        subject = Subject(self._net, self._output, weights)
+        if names is not None:
+            subject.include(names)
+        with _plainly(subject):
+            return Probe(subject, self._x, *self._asked)
+
+    def _scale(self, metric: Metric) -> RelativeScale | None:
+        """Compute κ and the criterion at the start, if there are targets and the loss has them."""
+        y, loss = self._asked[:2]
+        subject, start = self._probe.subject, self._probe.start
+        if y is None or not (loss is None or isinstance(loss, Loss)) or math.isinf(subject.alpha):
+            return None
+        if isinstance(metric, torch.optim.Optimizer):
+            metric = optimiser_metric(metric, subject.model, subject.net)
         with collected([]):  # the notice about kinks is part of the result
-            return relative_scale(
-                self._model, self._x, y, loss=loss, metric=metric, batch=max(len(self._start), 1),
-                tolerance=_TOLERANCE, iterations=_ITERATIONS,
+            found = relative_scale(
+                subject.model, self._probe.x, as_target(y, start).to(start.device), loss=loss, metric=metric,
+                batch=max(len(start), 1), tolerance=_TOLERANCE, iterations=_ITERATIONS,
             )  # fmt: skip
+        if subject.plain:
+            return found
+        return (found.centred() if subject.centred else found).scaled(subject.alpha)
 
-    def _begin(self) -> None:
-        """Compute the reference quantities at the start."""
-        with derivatives(), torch.autocast(flatten(self._x)[1][0].device.type, enabled=False):
-            self._tangent = self._model.coordinates(self._x, math.inf, centred=True)
-            with torch.no_grad():
-                self._start = check_finite(self._model(self._x), "The output for the probe")
-            points = len(flatten(self._x)[1][0])
-            self._sketch = self._attempt(
-                lambda: KernelSketch(self._model, self._x, columns=self._columns, batch=max(points, 1))
-            )
-            zeros = self._tangent.zeros()
-            self._kinked = self._attempt(lambda: activation_stability(self._model, self._x, zeros)) is not None
+    def __call__(self, step: int | None = None) -> Record | None:
+        """Count a step of the optimiser, and measure if it is time to.
 
-    def __call__(self) -> Record | None:
-        """Count a step, and measure if the step is a multiple of `every`.
+        Args:
+            step: The number of the step. `None` counts one more than the last.
 
         Returns:
             The record, or `None` if nothing was measured at this step.
         """
-        self.step += 1
-        return self.look() if self.step % self._every == 0 else None
+        self.step = self.step + 1 if step is None else step
+        return self.look() if self._schedule.due(self.step) else None
 
     def look(self) -> Record:
         """Measure now, at any step.
@@ -201,136 +197,133 @@ class Monitor:
         Returns:
             The record, which is also appended to `records`.
         """
-        with derivatives(), torch.autocast(flatten(self._x)[1][0].device.type, enabled=False):
-            record = self._seen()
+        record = self._measured()
         self.records.append(record)
         for sink in self._sinks:
-            sink(record)
+            sink(self.run, record)
         return record
 
-    def _seen(self) -> Record:
-        self._include_what_moves()
-        model = self._model
-        with torch.no_grad():
-            v, alpha = self._moves()
-            now = {name: w + v[name] / alpha for name, w in model.params.items()}
-            if alpha == 1:
-                outputs = model(self._x, now) - self._start
-            else:
-                outputs = model.increment(model.params, model.state, self._x, Scale.of(alpha), v)[1]
-            along = self._tangent.outputs(v)
-            size, gap = float(outputs.double().norm()), float((outputs - along).double().norm())
-            reached = {name: w + v[name] for name, w in model.params.items()} if math.isinf(alpha) else now
-        return Record(
-            self.step,
-            weight_displacement(model.params, reached)[""],
-            gap / size if size > 0 else (0.0 if gap == 0 else math.inf),
-            math.nan if self._sketch is None else self._sketch.drift(now),
-            activation_stability(model, self._x, v, alpha).mean if self._kinked else math.nan,
-        )
+    def _measured(self, *, at_start: bool = False) -> Record:
+        device = self._probe.start.device
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)  # the training steps in flight are not part of the measurement
+        begin = time.perf_counter()
+        with _plainly(self._probe.subject):
+            record = self._probe.measure(0 if at_start else self.step, at_start=at_start)
+        self._schedule.spent(self.step, time.perf_counter() - begin)
+        return record
 
-    def _moves(self) -> tuple[dict[str, Tensor], float]:
-        """The coordinates v and the scale α with w = w₀ + v/α."""
-        found = {name: p.detach() for name, p in self._net.named_parameters()}
-        missing = [name for name in self._model.params if name not in found]
-        if missing:
-            raise ModelError(
-                f"The network no longer has the parameter {missing[0]!r}; create a new monitor after changing layers."
+    def _latest(self) -> Record:
+        """The record of the present step, which is measured if there is none."""
+        return self.records[-1] if self.records and self.records[-1].step == self.step else self.look()
+
+    def verdict(self) -> RunVerdict:
+        """Judge the run so far: lazy, in between or feature learning.
+
+        The verdict on the whole network compares `tangent_distance` with the thresholds `LAZY_GAP` and `FEATURE_GAP` of
+        `lazyscope.diagnose`, and that on each layer compares the `kernel_shape` of its kernel with `LAZY_SHAPE` and
+        `FEATURE_SHAPE`. The documentation says how they were calibrated. If there is no record of the present step, it
+        is measured now.
+
+        Returns:
+            The verdict, with a sentence that explains it.
+        """
+        return judge(self.initial, self._latest())
+
+    def layers(self) -> dict[str, LayerRecord]:
+        """Return the measurements of all layers at the present step, which are made now if there are none.
+
+        Returns:
+            The measurements by the name of the submodule.
+        """
+        return dict(self._latest().layers)
+
+    @property
+    def notes(self) -> dict[str, str]:
+        """Why quantities are not defined for this network, by their names."""
+        return dict(self._probe.notes)
+
+    def report(self, path: Where) -> Path:
+        """Write the verdict, the curves and the layers to a self-contained HTML file.
+
+        Args:
+            path: The file.
+
+        Returns:
+            The path of the file.
+
+        Raises:
+            MissingExtraError: If jinja2 is not installed.
+            StoreError: If the file cannot be written.
+        """
+        required("jinja2", "inspect", "Reports as web pages")
+        from lazyscope.diagnose.page import About, write
+
+        subject = self._probe.subject
+        about = About(type(subject.net).__name__, subject.model.n_params, len(self._probe.start), self.run)
+        last = self._latest()
+        return write(Path(path), about, self.verdict(), [self.initial, *self.records], last, self.scale, self.notes)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return what is needed to continue after the training is resumed from a checkpoint.
+
+        It holds the weights w₀, which the checkpoint of the network no longer has, the step, the records and the
+        prediction, as tensors, numbers and strings, which `torch.load(..., weights_only=True)` accepts.
+
+        Returns:
+            The state.
+        """
+        return {
+            _MARK: _VERSION,
+            "run": self.run,
+            "step": self.step,
+            "weights": self._probe.subject.weights(),
+            "names": list(self._probe.subject.model.params),
+            "outputs": self._probe.start.detach().cpu(),
+            "initial": to_plain(self.initial),
+            "records": [to_plain(record) for record in self.records],
+            "scale": None if self.scale is None else asdict(self.scale),
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Continue from a state: with its w₀, step, records, prediction and name of the run.
+
+        Args:
+            state: The state, from `state_dict`. The network, the probe and the loss must be those of the run.
+
+        Raises:
+            InputError: If the state is not one of a monitor, or belongs to another network or probe.
+        """
+        if state.get(_MARK) != _VERSION:
+            raise InputError("This is not the state of a monitor of this version; pass monitor.state_dict().")
+        probe = self._made(state["weights"] or None, list(state["names"]))
+        if not _same(probe.start.detach().cpu(), state["outputs"]):
+            raise InputError(
+                "The outputs for the probe at w₀ are not those of the saved run; pass the network and the probe of that"
+                " run."
             )
-        studied = {name: self._model.as_studied(name, found[name]) for name in self._model.params}
-        if isinstance(self._net, TangentModule):
-            return studied, self._net.alpha
-        return {name: studied[name] - w for name, w in self._model.params.items()}, 1.0
-
-    def _include_what_moves(self) -> None:
-        """Add the parameters that were frozen at the start and are trained now, or have changed since."""
-        if self._copy is None:
-            return
-        known, start = set(self._model.params), dict(self._copy.named_parameters())
-        fresh = [
-            name
-            for name, p in self._net.named_parameters()
-            if name not in known and name in start and (p.requires_grad or not torch.equal(p.detach(), start[name]))
-        ]
-        if fresh:
-            for name, p in start.items():
-                p.requires_grad_(name in known or name in fresh)
-            self._model = Model(self._copy, output=self._output)
-            self._begin()
-
-    @staticmethod
-    def _attempt(measure: Callable[[], Any]) -> Any | None:
-        """Measure, and return `None` if the model has no ReLU, or an operation without a forward derivative."""
-        try:
-            return measure()
-        except (LazyscopeError, NotImplementedError):
-            return None
+        self._probe = probe
+        self.step, self.run = int(state["step"]), str(state["run"])
+        self.initial = from_plain(state["initial"])
+        self.records = [from_plain(record) for record in state["records"]]
+        self.scale = None if state["scale"] is None else _restored(state["scale"])
 
 
-Sink: TypeAlias = Callable[[Record], None]
+@contextmanager
+def _plainly(subject: Subject) -> Iterator[None]:
+    """Compute with gradients and without autocast, whatever the training loop has set."""
+    device = next(iter(subject.model.params.values())).device
+    with derivatives(), torch.autocast(device.type, enabled=False):
+        yield
 
 
-def _csv(path: Where | None) -> Sink | None:
-    return None if path is None else _Csv(Path(path))
+def _same(first: Tensor, second: Tensor) -> bool:
+    """Whether outputs are equal up to rounding, which may differ between machines."""
+    return first.shape == second.shape and float((first - second).norm()) <= 1e-3 * float(second.norm())
 
 
-class _Csv:
-    """Appends records to a CSV file, one complete line at a time, and removes an incomplete last line."""
-
-    def __init__(self, path: Path) -> None:
-        self._path, self._names = path, [field.name for field in fields(Record)]
-        try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            known = path.read_bytes() if path.exists() else b""
-            whole = known[: known.rfind(b"\n") + 1]
-            header = whole.split(b"\n", 1)[0].decode(errors="replace").strip()
-            if header and header != ",".join(self._names):
-                raise StoreError(
-                    f"{path} is not a file of a monitor (it begins with {header[:60]!r}); choose another file."
-                )
-            if known != whole:  # an incomplete line of a process that was killed
-                os.truncate(path, len(whole))
-            if not whole:
-                self._append(self._names)
-        except OSError as error:
-            raise StoreError(f"The monitor cannot write to {path} ({error.strerror}); choose another file.") from error
-
-    def __call__(self, record: Record) -> None:
-        self._append([str(value) for value in asdict(record).values()])
-
-    def _append(self, cells: list[str]) -> None:
-        with self._path.open("a", encoding="utf-8", newline="") as file:
-            csv.writer(file, lineterminator="\n").writerow(cells)
-
-
-def _tensorboard(where: Any) -> Sink | None:
-    if where is None:
-        return None
-    writer: Any = where
-    if isinstance(where, str | Path):
-        try:
-            from torch.utils.tensorboard import SummaryWriter  # imported here because it takes seconds
-        except ImportError as error:
-            raise StoreError(
-                "TensorBoard is not installed; run pip install tensorboard, or pass csv=… instead."
-            ) from error
-        writer = SummaryWriter(str(where))
-    elif not isinstance(where, Writer):
-        raise InputError(f"tensorboard is a {type(where).__name__}; pass a SummaryWriter, or a folder.")
-
-    def sink(record: Record) -> None:
-        values: Mapping[str, float] = asdict(record)
-        for name, value in values.items():
-            if name != "step" and math.isfinite(value):
-                writer.add_scalar(f"lazyscope/{name}", value, record.step)
-        if hasattr(writer, "flush"):
-            writer.flush()
-
-    return sink
-
-
-def read(path: Where) -> list[Record]:
-    """Read the records of a CSV file of a monitor, without an incomplete last line."""
-    text = Path(path).read_text(encoding="utf-8")
-    rows = list(csv.reader(text[: text.rfind("\n") + 1].splitlines()))
-    return [Record(int(row[0]), *map(float, row[1:])) for row in rows[1:]]
+def _restored(found: Mapping[str, Any]) -> RelativeScale:
+    parts: dict[str, Any] = {**found, "search": BilinearNorm(**found["search"]), "at_zero": Descent(**found["at_zero"])}
+    if found["at_start"] is not None:
+        parts["at_start"] = Descent(**found["at_start"])
+    return RelativeScale(**parts)

@@ -19,7 +19,7 @@ from lazyscope._typing import Inputs, Params
 from lazyscope.ambient import derivatives, ordinary
 from lazyscope.errors import LazyscopeError, ModelError
 from lazyscope.model.coordinates import Alpha, Coordinates, Studied, check_alpha, offset
-from lazyscope.model.forward import Output, from_function, from_module, plain_kernels
+from lazyscope.model.forward import FunctionForward, Output, from_function, from_module, plain_kernels
 from lazyscope.model.increment import Blocks, Captured, FallbackWarning, Program, Scale, capture, split
 from lazyscope.model.increment.decisions import digest
 from lazyscope.model.inputs import Samples, check_inputs, flatten, signature, unflatten
@@ -134,6 +134,14 @@ class Model(Studied):
     def n_params(self) -> int:
         """The number p of parameters, which is the dimension of the parameter space."""
         return sum(w.numel() for w in self.params.values())
+
+    def submodules(self) -> list[tuple[str, nn.Module]]:
+        """Return the submodules that evaluate the model in this thread, for hooks.
+
+        Returns:
+            The names and the submodules, as in `nn.Module.named_modules`. A model that is a function has none.
+        """
+        return [] if isinstance(self._forward, FunctionForward) else list(self._forward.own.named_modules())
 
     def as_studied(self, name: str, w: Tensor) -> Tensor:
         """Convert a parameter of the module to the form in which `params` holds it.

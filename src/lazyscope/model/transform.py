@@ -240,6 +240,11 @@ class Scaled(TangentModule):
         """The scale α."""
         return float(self._scale.alpha)
 
+    @property
+    def centred(self) -> bool:
+        """Whether the initial output is subtracted."""
+        return self._centred
+
     def forward(self, *args: Any, **kwargs: Any) -> Tensor:
         """Compute α(h(w₀ + v/α) - h(w₀)), plus αh(w₀) if the module is not centred.
 

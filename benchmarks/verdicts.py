@@ -1,0 +1,217 @@
+"""Calibrate the verdict of a `Monitor`: compare it, and the criterion at the start, with what training really did.
+
+`python benchmarks/verdicts.py` trains an MLP, a convolutional network and a transformer of two widths on digits, with
+SGD, momentum and Adam, at seven scales α, and the tangent model of each alike: the same steps, learning rate and data.
+The measured deviation of a run is the distance of its outputs at the end from those of the tangent model, relative to
+the change of the latter. It defines the measured class: lazy up to 5 %, feature learning from 25 % on. Thresholds are
+chosen on the narrow networks, and checked on the wide ones. The tables are those of the documentation.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from itertools import product
+from pathlib import Path
+
+import numpy as np
+import torch
+import typer
+from scipy.stats import spearmanr
+from torch import Tensor, nn
+
+import lazyscope as ls
+from lazyscope.data.digits import digits
+from lazyscope.diagnose.verdict import FEATURE_GAP, FEATURE_SHAPE, LAZY_GAP, LAZY_SHAPE, Word, side
+from lazyscope.notices import collected
+
+ALPHAS = (1.0, 3.0, 10.0, 30.0, 100.0, 300.0, 1000.0)
+OPTIMISERS = ("SGD", "momentum", "Adam")
+ADAM_LR, FIRST = 0.01, 10  # the metric of Adam is that of its state after the first steps of the tangent model
+CLASSES = 3
+LAZY, FEATURES = 0.05, 0.25  # of the measured deviation: these define the classes
+
+
+class Transformer(nn.Module):
+    """One block of attention over the rows of an image."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.embed, self.position = nn.Linear(8, width), nn.Parameter(0.3 * torch.randn(8, width))
+        self.query, self.key, self.value = (nn.Linear(width, width) for _ in range(3))
+        self.norm, self.head = nn.LayerNorm(width), nn.Linear(width, CLASSES)
+        self.mix = nn.Sequential(nn.Linear(width, 2 * width), nn.GELU(), nn.Linear(2 * width, width))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Compute the logits."""
+        x = self.embed(x.view(-1, 8, 8)) + self.position
+        scores = (self.query(x) @ self.key(x).mT / math.sqrt(x.shape[-1])).softmax(-1)
+        x = self.norm(x + scores @ self.value(x))
+        out: Tensor = self.head((x + self.mix(x)).mean(1))
+        return out
+
+
+def mlp(width: int) -> nn.Module:
+    return nn.Sequential(nn.Linear(64, width), nn.ReLU(), nn.Linear(width, width), nn.ReLU(), nn.Linear(width, CLASSES))
+
+
+def cnn(width: int) -> nn.Module:
+    return nn.Sequential(
+        *(nn.Unflatten(1, (1, 8, 8)), nn.Conv2d(1, width, 3, padding=1), nn.GELU(), nn.AvgPool2d(2)),
+        *(nn.Conv2d(width, width, 3, padding=1), nn.GELU(), nn.AvgPool2d(2)),
+        *(nn.Flatten(), nn.Linear(4 * width, CLASSES)),
+    )
+
+
+NETS: dict[str, tuple[Callable[[int], nn.Module], tuple[int, int]]] = {
+    "MLP": (mlp, (16, 64)),
+    "CNN": (cnn, (6, 16)),
+    "transformer": (Transformer, (12, 32)),
+}
+
+
+@dataclass(frozen=True)
+class Run:
+    """One run: what it is, what was predicted, what the monitor saw at its end, and the measured deviation."""
+
+    net: str
+    wide: bool
+    optimiser: str
+    alpha: float
+    criterion: float
+    gap: float
+    shape: float
+    deviation: float
+
+    @property
+    def measured(self) -> Word:
+        """The measured class."""
+        return side(self.deviation, LAZY, FEATURES)
+
+
+def main(steps: int = 60, points: int = 48, save: Path | None = None) -> None:
+    x, y = _data(points)
+    runs = [
+        run
+        for (name, (make, widths)), wide, kind in product(NETS.items(), (False, True), OPTIMISERS)
+        for run in _runs(name, make(_seeded(widths[wide])), wide, kind, x, y, steps)
+    ]
+    if save is not None:
+        save.write_text(json.dumps([asdict(run) for run in runs]))
+    narrow, wide = ([run for run in runs if run.wide is side] for side in (False, True))
+    print(f"\n{len(narrow)} runs to choose thresholds, {len(wide)} runs to check them\n")
+    _correlations(wide, runs)
+    for name, own, known in (
+        ("gap", "tangent_distance", (LAZY_GAP, FEATURE_GAP)),
+        ("shape", "kernel_shape", (LAZY_SHAPE, FEATURE_SHAPE)),
+    ):
+        best = _thresholds(narrow, name)
+        print(
+            f"\n{own}: thresholds chosen on the narrow networks {best[0]:.3g} and {best[1]:.3g}; those in use {known[0]:g} and {known[1]:g}"
+        )
+        _confusion(wide, name, known)
+
+
+def _seeded(width: int) -> int:
+    torch.manual_seed(width)
+    return width
+
+
+def _data(points: int) -> tuple[Tensor, Tensor]:
+    """The first images of digits 0, 1 and 2."""
+    x, y = digits()
+    chosen = (y < CLASSES).nonzero().flatten()[:points]
+    return 0.35 * x[chosen].flatten(1), y[chosen]
+
+
+def _runs(name: str, net: nn.Module, wide: bool, kind: str, x: Tensor, y: Tensor, steps: int) -> list[Run]:
+    loss, model = ls.loss.CrossEntropy(), ls.Model(net)
+    curvature = 0.5 * float(ls.spectrum(model, x, top=1).eigenvalues[0]) / len(x)  # ‖∇²R‖ is at most 1/2
+
+    def train(module: nn.Module, count: int) -> torch.optim.Optimizer:
+        optimiser: torch.optim.Optimizer
+        if kind == "Adam":
+            optimiser = torch.optim.Adam(module.parameters(), lr=ADAM_LR)
+        else:
+            lr, momentum = (1 / curvature, 0.0) if kind == "SGD" else (0.2 / curvature, 0.9)
+            optimiser = torch.optim.SGD(module.parameters(), lr=lr, momentum=momentum)
+        for _ in range(count):
+            optimiser.zero_grad()
+            loss(module(x), y).backward()
+            optimiser.step()
+        return optimiser
+
+    tangent = ls.Linearised(net, centred=True)
+    train(tangent, steps)
+    with torch.no_grad():
+        straight = tangent(x)
+    metric = None
+    if kind == "Adam":
+        first = ls.Linearised(net, centred=True)
+        state = train(first, FIRST).state
+        metric = {
+            n: ADAM_LR / ((state[p]["exp_avg_sq"] / (1 - 0.999**FIRST)).sqrt() + 1e-8)
+            for n, p in first.named_parameters()
+        }
+    with collected([]):  # the MLP has kinks
+        scale = ls.relative_scale(model, x, y, loss=loss, metric=metric, tolerance=1e-2, iterations=40, starts=4)
+    found = []
+    for alpha in ALPHAS:
+        scaled = ls.Scaled(net, alpha)
+        monitor = ls.Monitor(scaled, x, every=steps)
+        train(scaled, steps)
+        record = monitor.look()
+        with torch.no_grad():
+            deviation = float((scaled(x) - straight).norm() / straight.norm())
+        criterion = scale.centred().scaled(alpha).value
+        found.append(Run(name, wide, kind, alpha, criterion, record.tangent_distance, record.kernel_shape, deviation))
+    print(
+        f"{name}, {'wide' if wide else 'narrow'}, {kind}: deviations " + ", ".join(f"{r.deviation:.3g}" for r in found),
+        flush=True,
+    )
+    return found
+
+
+def _correlations(wide: Sequence[Run], runs: Sequence[Run]) -> None:
+    print("| rank correlation with the measured deviation | runs | criterion | tangent distance | kernel shape |")
+    print("|---|---|---|---|---|")
+    rows = {
+        "runs to check": wide,
+        "all runs": runs,
+        **{name: [run for run in runs if run.net == name] for name in NETS},
+        **{kind: [run for run in runs if run.optimiser == kind] for kind in OPTIMISERS},
+    }
+    for name, some in rows.items():
+        measured = [run.deviation for run in some]
+        found = [spearmanr([getattr(r, key) for r in some], measured)[0] for key in ("criterion", "gap", "shape")]
+        print(f"| {name} | {len(some)} | " + " | ".join(f"{value:.3f}" for value in found) + " |")
+
+
+def _thresholds(runs: Sequence[Run], name: str) -> tuple[float, float]:
+    """The pair of thresholds with which most verdicts agree with the measured class; the middle of the best ones."""
+    values = sorted(getattr(run, name) for run in runs)
+    cuts = [math.sqrt(a * b) for a, b in zip(values, values[1:], strict=False) if a > 0]
+    pairs = [(low, high) for low in cuts for high in cuts if low < high]
+    shares = np.array([_agreement(runs, name, pair) for pair in pairs])
+    best = [pair for pair, share in zip(pairs, shares, strict=True) if share == shares.max()]
+    return best[len(best) // 2]
+
+
+def _agreement(runs: Sequence[Run], name: str, thresholds: tuple[float, float]) -> float:
+    return sum(side(getattr(run, name), *thresholds) is run.measured for run in runs) / len(runs)
+
+
+def _confusion(runs: Sequence[Run], name: str, thresholds: tuple[float, float]) -> None:
+    words = (Word.LAZY, Word.BETWEEN, Word.FEATURES)
+    print("\n| measured | " + " | ".join(f"verdict: {word}" for word in words) + " |")
+    print("|---|---|---|---|")
+    for word in words:
+        own = [side(getattr(run, name), *thresholds) for run in runs if run.measured is word]
+        print(f"| {word} | " + " | ".join(str(own.count(each)) for each in words) + " |")
+    print(f"\nThe verdict agrees with the measured class in {_agreement(runs, name, thresholds):.1%} of these runs.")
+
+
+if __name__ == "__main__":
+    typer.run(main)
