@@ -26,7 +26,7 @@ FLOORS = (
     {"lab", "problem", "certify"},
     {"phase"},  # diagrams of any model, which figures draw too
     {"experiments", "inspect"},
-    {"cli", "app"},
+    {"cli", "app", "integrations"},
     {"__main__"},
 )
 """The layers from the lowest to the highest. A new package must be added to one of them."""

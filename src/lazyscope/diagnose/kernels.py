@@ -19,7 +19,7 @@ from lazyscope.model.inputs import Samples
 from lazyscope.model.samples import Coupling, coupling
 from lazyscope.tangent.kernel import tangent_kernel
 
-_ROWS, _COUPLED_ROWS = 512, 64
+_ROWS, _COUPLED_ROWS = 1024, 64
 """The largest number of rows of a kernel. For larger probes, kernels are those of the first points. The second number
 is for points that depend on each other, such as those of batch normalisation, where each row takes a backward pass over
 the whole probe."""

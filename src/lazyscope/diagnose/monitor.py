@@ -220,9 +220,9 @@ class Monitor:
     def verdict(self) -> RunVerdict:
         """Judge the run so far: lazy, in between or feature learning.
 
-        The verdict on the whole network compares `tangent_distance` with the thresholds `LAZY_GAP` and `FEATURE_GAP` of
-        `lazyscope.diagnose`, and that on each layer compares the `kernel_shape` of its kernel with `LAZY_SHAPE` and
-        `FEATURE_SHAPE`. The documentation says how they were calibrated. If there is no record of the present step, it
+        The verdict on the whole network compares `tangent_distance` with 5 % and 25 %, and that on each layer compares
+        the `tangent_distance` of the layer, if only this layer moves, with the same thresholds. The documentation shows
+        how often such verdicts agree with trainings of the tangent model. If there is no record of the present step, it
         is measured now.
 
         Returns:

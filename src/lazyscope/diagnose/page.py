@@ -10,8 +10,9 @@ from typing import final
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
+from lazyscope._typing import Number
 from lazyscope.diagnose.record import Record
-from lazyscope.diagnose.verdict import FEATURE_GAP, FEATURE_SHAPE, LAZY_GAP, LAZY_SHAPE, RunVerdict
+from lazyscope.diagnose.verdict import FEATURE_GAP, LAZY_GAP, RunVerdict
 from lazyscope.errors import StoreError
 from lazyscope.theory.criterion import RelativeScale
 
@@ -70,7 +71,7 @@ _CHARTS: tuple[tuple[str, str, str, bool, tuple[tuple[float, str], ...]], ...] =
         "change of the kernel's shape",
         "1 minus the cosine between the tangent kernel and that at the start: 0 if the kernel only grows.",
         True,
-        ((LAZY_SHAPE, "lazy"), (FEATURE_SHAPE, "feature learning")),
+        (),
     ),
     ("kernel_scale", "scale of the kernel", "The norm of the tangent kernel relative to that at the start.", True, ()),
     ("displacement", "displacement of the weights", "Relative to their norm at the start.", True, ()),
@@ -127,7 +128,7 @@ def write(
     charts = [chart for each in _CHARTS if (chart := _chart(records, *each)) is not None]
     page = environment.get_template("run.html.jinja").render(
         about=about, verdict=verdict, charts=charts, last=last, scale=scale, notes=notes,
-        gaps=(LAZY_GAP, FEATURE_GAP), shapes=(LAZY_SHAPE, FEATURE_SHAPE), size=(_WIDTH, _HEIGHT, _LEFT, _BOTTOM),
+        gaps=(LAZY_GAP, FEATURE_GAP),  size=(_WIDTH, _HEIGHT, _LEFT, _BOTTOM),
     )  # fmt: skip
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -157,7 +158,7 @@ def _chart(
     low = max(min(values), high / 10**_DECADES) if log else min(0.0, *values)
     steps = max(step for step, _ in points) or 1
 
-    def across(step: float) -> float:
+    def across(step: Number) -> float:
         return round(_LEFT + (_WIDTH - _LEFT - 10) * step / steps, 1)
 
     def up(value: float) -> float:
@@ -179,11 +180,13 @@ def _chart(
     )
 
 
-def _ticks(low: float, high: float, log: bool) -> list[float]:
+def _ticks(low: Number, high: Number, log: bool) -> list[Number]:
     """Three to six round numbers between two numbers."""
-    if log and high / low >= 100:
-        decades = range(math.ceil(math.log10(low) - 1e-9), math.floor(math.log10(high) + 1e-9) + 1)
-        return [10.0**power for power in decades]
+    if log and high / low >= 10:
+        decades = range(math.floor(math.log10(low)), math.floor(math.log10(high) + 1e-9) + 1)
+        factors = (1, 2, 5) if high / low < 100 else (1,)
+        found = [factor * 10.0**power for power in decades for factor in factors]
+        return [value for value in found if low * (1 - 1e-9) <= value <= high * (1 + 1e-9)]
     if high <= low:
         return [low]
     raw = (high - low) / 4

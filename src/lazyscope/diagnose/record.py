@@ -18,12 +18,12 @@ class LayerRecord:
     divided by the norm of all weights."""
     tangent_distance: float
     """The relative error of the tangent model if only this layer moves, ‖h(w₀ + v_ℓ) - h(w₀) - Dh(w₀)v_ℓ‖ /
-    ‖h(w₀ + v_ℓ) - h(w₀)‖. It is 0 for a last linear layer, which is linear in its own weights."""
+    ‖h(w₀ + v_ℓ) - h(w₀)‖. It is 0 for a last linear layer, in whose weights the network is linear. The verdict on a
+    layer compares it with thresholds."""
     kernel_scale: float
     """The ratio ‖K_ℓ‖/‖K_ℓ₀‖ of the norms of the kernel of this layer, K_ℓ = D_ℓh D_ℓhᵀ, now and at the start."""
     kernel_shape: float
-    """The change of the shape of this kernel, 1 - ⟨K_ℓ, K_ℓ₀⟩/(‖K_ℓ‖‖K_ℓ₀‖). The verdict on a layer compares it with
-    thresholds."""
+    """The change of the shape of this kernel, 1 - ⟨K_ℓ, K_ℓ₀⟩/(‖K_ℓ‖‖K_ℓ₀‖)."""
     flipped: float
     """The share of the ReLUs that follow this layer and whose state is not that at the start. It is NaN if no ReLU
     follows it directly."""

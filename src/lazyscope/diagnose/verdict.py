@@ -13,10 +13,7 @@ from lazyscope.diagnose.record import Record
 LAZY_GAP, FEATURE_GAP = 0.05, 0.25
 """Thresholds for the share of the change of the outputs that the tangent model does not explain. Up to 5 %, the curves
 of the two trainings look the same in a figure. From 25 % on, the tangent model is a poor description of the training.
-There is no sharp boundary."""
-
-LAZY_SHAPE, FEATURE_SHAPE = 0.002, 0.05
-"""Thresholds for the change of the shape of a kernel, by which layers are judged."""
+There is no sharp boundary. `benchmarks/verdicts.py` compares the verdicts with trainings of the tangent model."""
 
 FITTED = 0.8
 """If the loss is still above this fraction of its initial value, the training was too short for a reliable verdict."""
@@ -54,8 +51,8 @@ class RunVerdict:
     """The verdict on the whole network: `tangent_distance` against `LAZY_GAP` and `FEATURE_GAP`, or "unstable" if the
     weights or the loss are no longer finite."""
     layers: Mapping[str, Word]
-    """The verdict on each layer: the `kernel_shape` of its kernel against `LAZY_SHAPE` and `FEATURE_SHAPE`. Layers
-    whose kernel is zero at the start are left out."""
+    """The verdict on each layer: its own `tangent_distance`, if only this layer moves, against the same thresholds. A
+    layer in whose weights the network is linear, such as a last linear layer, is always lazy in this sense."""
     step: int
     """The step of the record that was judged, the last one."""
     sentence: str
@@ -84,9 +81,9 @@ def judge(first: Record, last: Record) -> RunVerdict:
     stable = stable and (math.isnan(first.loss) or math.isfinite(last.loss))
     word = side(last.tangent_distance, LAZY_GAP, FEATURE_GAP) if stable else Word.UNSTABLE
     layers = {
-        name: side(layer.kernel_shape, LAZY_SHAPE, FEATURE_SHAPE)
+        name: side(layer.tangent_distance, LAZY_GAP, FEATURE_GAP)
         for name, layer in last.layers.items()
-        if not math.isnan(layer.kernel_shape)
+        if math.isfinite(layer.tangent_distance)
     }
     return RunVerdict(word, layers, last.step, _sentence(word, first, last))
 

@@ -1,33 +1,19 @@
-"""The verdict of an inspection, with its evidence. The thresholds are conventions."""
+"""The verdict of an inspection, with its evidence. The thresholds are those of `Monitor`."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from enum import StrEnum
 from typing import final
 
+from lazyscope.diagnose.verdict import FEATURE_GAP as FEATURE_GAP
+from lazyscope.diagnose.verdict import FITTED, side
+from lazyscope.diagnose.verdict import LAZY_GAP as LAZY_GAP
+from lazyscope.diagnose.verdict import Word as Word
 from lazyscope.inspect.reading import percent, short
 from lazyscope.inspect.scale import Scale
 from lazyscope.inspect.training import FIT, Course, Tangents
 from lazyscope.theory.criterion import LAZY
-
-LAZY_GAP, FEATURE_GAP = 0.05, 0.25
-"""Thresholds for the share of the change of the outputs that the tangent model does not explain. Up to 5 %, if the
-losses also differ by at most 5 %, the curves look the same in a figure. From 25 % on, the tangent model is a poor
-description of the training. There is no sharp boundary."""
-
-FITTED = 0.8
-"""If the loss is still above this fraction of its initial value, the training was too short for a reliable verdict."""
-
-
-class Word(StrEnum):
-    """The possible verdicts."""
-
-    LAZY = "lazy"
-    BETWEEN = "in between"
-    FEATURES = "feature learning"
-    UNSTABLE = "unstable"
 
 
 @final
@@ -135,32 +121,27 @@ def _evidence(scale: Scale, own: Course, beside: Tangents) -> list[Evidence]:
         Evidence(
             f"Outputs: the tangent model does not explain {percent(own.unexplained)} of their change (lazy up to"
             f" {percent(LAZY_GAP)}, feature learning from {percent(FEATURE_GAP)}).",
-            _side(own.unexplained, LAZY_GAP, FEATURE_GAP),
+            side(own.unexplained, LAZY_GAP, FEATURE_GAP),
         ),
         Evidence(
             f"Loss: until the loss of the tangent model is {percent(FIT)} of its start, the two losses differ by at"
             f" most {percent(own.apart)} at the same step. Over all steps they differ by at most"
             f" {percent(own.loss_gap(beside))} of the initial loss.",
-            _side(own.apart, LAZY_GAP, FEATURE_GAP),
+            side(own.apart, LAZY_GAP, FEATURE_GAP),
         ),
         Evidence(
             f"Kernel: it changed by {percent(last.kernel)}; the kernel of a tangent model does not change.",
-            _side(last.kernel, 0.1, 0.5),
+            side(last.kernel, 0.1, 0.5),
         ),
-        Evidence(f"Weights: they changed by {percent(last.weights)} of their norm.", _side(last.weights, 0.05, 0.25)),
+        Evidence(f"Weights: they changed by {percent(last.weights)} of their norm.", side(last.weights, 0.05, 0.25)),
     ]
     if last.features is not None:
         text = f"Features: the inputs of the last layer changed by {percent(last.features)}."
-        found.append(Evidence(text, _side(last.features, 0.1, 0.5)))
+        found.append(Evidence(text, side(last.features, 0.1, 0.5)))
     if last.activations is not None:
         text = f"Activations: {percent(last.activations)} of the ReLUs have the same state, on or off, as at the start."
-        found.append(Evidence(text, _side(1 - last.activations, 0.05, 0.25)))
+        found.append(Evidence(text, side(1 - last.activations, 0.05, 0.25)))
     return found
-
-
-def _side(value: float, low: float, high: float) -> str:
-    """Compare a quantity, which is zero for a tangent model, with two thresholds."""
-    return str(Word.LAZY if value <= low else Word.FEATURES if value >= high else Word.BETWEEN)
 
 
 def _change(word: Word, scale: Scale, courses: Sequence[Course]) -> str:

@@ -1,0 +1,1 @@
+"""Callbacks that run a `Monitor` inside of trainers: `huggingface` for Hugging Face, `lightning` for Lightning."""
