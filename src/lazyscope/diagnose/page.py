@@ -47,11 +47,11 @@ class Chart:
     """What the quantity means."""
     line: str
     """The points of the line, as SVG takes them."""
-    dots: tuple[tuple[float, float], ...]
+    dots: tuple[tuple[Number, Number], ...]
     """The points, each of which is drawn as a dot."""
-    rows: tuple[tuple[float, str], ...]
+    rows: tuple[tuple[Number, str], ...]
     """The heights and the labels of the horizontal lines."""
-    columns: tuple[tuple[float, str], ...]
+    columns: tuple[tuple[Number, str], ...]
     """The positions and the labels of the vertical lines."""
     marks: tuple[tuple[float, str], ...]
     """The heights and the names of thresholds."""
@@ -138,7 +138,7 @@ def write(
     return path
 
 
-def short(value: float) -> str:
+def short(value: Number) -> str:
     """Format a number with three significant digits, and NaN as a dash."""
     if math.isnan(value):
         return "–"
@@ -161,7 +161,7 @@ def _chart(
     def across(step: Number) -> float:
         return round(_LEFT + (_WIDTH - _LEFT - 10) * step / steps, 1)
 
-    def up(value: float) -> float:
+    def up(value: Number) -> float:
         if log:
             share = math.log(max(value, low) / low) / (math.log(high / low) or 1.0)
         else:
