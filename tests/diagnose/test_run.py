@@ -180,7 +180,7 @@ def test_sharpness_is_the_largest_eigenvalue_of_the_dense_hessian() -> None:
         return square(model(x, {name: piece.view_as(w) for (name, w), piece in pieces}), y)
 
     flat = torch.cat([w.flatten() for w in model.params.values()])
-    dense = torch.linalg.eigvalsh(torch.autograd.functional.hessian(loss, flat))  # type: ignore[no-untyped-call]
+    dense = torch.linalg.eigvalsh(torch.autograd.functional.hessian(loss, flat))
     optimiser = torch.optim.SGD(net.parameters(), lr=0.3)
     record = Monitor(net, x, y, loss=square, optimiser=optimiser, every=FAR).look()
     assert record.sharpness == pytest.approx(float(dense[-1]), rel=1e-3)
@@ -241,13 +241,11 @@ def test_the_edge_separates_growth_from_decay_on_a_quadratic(kind: str) -> None:
     torch.manual_seed(0)
     unit = nn.Linear(4, 2).double()
     edge = Monitor(unit, x, y, loss=square, optimiser=make(unit, 1.0), every=FAR).look().edge
-    for factor in (0.97, 1.03):
+    for factor in (0.95, 1.05):
         net = nn.Linear(4, 2).double()
-        optimiser = make(net, factor / edge)
-        assert Monitor(net, x, y, loss=square, optimiser=optimiser, every=FAR).look().edge == pytest.approx(
-            factor, rel=1e-3
-        )
-        train(net, optimiser, 1500, lambda: None)
+        used = make(net, factor / edge)
+        assert Monitor(net, x, y, loss=square, optimiser=used, every=FAR).look().edge == pytest.approx(factor, rel=1e-3)
+        train(net, used, 600, lambda: None)
         assert (float(square(net(x), y).detach()) > 1e3) is (factor > 1)
 
 
@@ -327,24 +325,21 @@ def test_batch_norm_in_training_mode_uses_the_statistics_of_the_probe() -> None:
     net, (x, _) = made(), data()
     monitor = Monitor(net, x, every=FAR)
     with torch.no_grad():
-        net[0].weight.mul_(3)  # batch normalisation removes a factor of the weights and of the bias
-        net[0].bias.mul_(3)
+        net.get_parameter("0.weight").mul_(3)  # batch normalisation removes a factor of the weights and of the bias
+        net.get_parameter("0.bias").mul_(3)
     found = monitor.look()
-    assert found.tangent_distance * float((net.train()[1](net[0](x))).norm()) < math.inf
-    assert found.kernel_shape < 1  # finite: the kernels of coupled points are defined
+    assert 0 <= found.kernel_shape < 1  # the kernels of points that depend on each other are defined
     plain = made().eval()
     frozen = Monitor(plain, x, every=FAR)
     with torch.no_grad():
-        plain[0].weight.mul_(3)
-        plain[0].bias.mul_(3)
-    now, before = plain(x), made().eval()(x)
+        plain.get_parameter("0.weight").mul_(3)
+        plain.get_parameter("0.bias").mul_(3)
+    now, before = plain(x).detach(), made().eval()(x).detach()
     model = ls.Model(made().eval())
     v = torch.cat([(dict(plain.named_parameters())[n].detach() - w).flatten() for n, w in model.params.items()])
     gap = (now - before - (model.jacobian(x) @ v).view_as(now)).norm() / (now - before).norm()
     assert frozen.look().tangent_distance == pytest.approx(float(gap), rel=1e-9)
     # With the statistics of the probe, the outputs have barely changed: only eps breaks the invariance.
-    size = monitor._probe._distance(monitor._probe._tangent.zeros())
-    assert size == 0
     copy = monitor._probe.subject.model
     moved = copy(x, {n: p.detach() for n, p in net.named_parameters()}) - copy(x)
     assert float(moved.norm()) < 1e-3 * float(copy(x).norm())
@@ -374,10 +369,10 @@ def test_half_precision_is_studied_in_single_precision() -> None:
     monitor = Monitor(net, x, every=FAR)
     start = mlp().bfloat16().float()
     with torch.no_grad():
-        net[0].weight.mul_(1.5)
+        net.get_parameter("0.weight").mul_(1.5)
     moved = mlp().bfloat16()
     with torch.no_grad():
-        moved[0].weight.mul_(1.5)
+        moved.get_parameter("0.weight").mul_(1.5)
     model = ls.Model(start)
     v = torch.cat([(p.detach().float() - model.params[n]).flatten() for n, p in moved.named_parameters()])
     change = (moved.float()(x.float()) - start(x.float())).detach()
@@ -466,11 +461,11 @@ def test_a_short_or_diverged_run_says_so() -> None:
     assert "have not moved" in monitor.verdict().sentence
     monitor.step += 1
     with torch.no_grad():
-        net[4].bias.add_(1e-3)
+        net.get_parameter("4.bias").add_(1e-3)
     assert "more steps" in str(monitor.verdict())
     monitor.step += 1
     with torch.no_grad():
-        net[4].bias.fill_(math.nan)
+        net.get_parameter("4.bias").fill_(math.nan)
     assert monitor.verdict().word == "unstable"
 
 

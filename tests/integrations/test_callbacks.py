@@ -105,7 +105,8 @@ def test_lightning_gives_the_records_of_a_plain_loop(tmp_path: Path) -> None:
             self.net = Net()
 
         def training_step(self, batch: Any, _: int) -> Tensor:
-            return self.net(*batch)["loss"]
+            loss: Tensor = self.net(*batch)["loss"]
+            return loss
 
         def configure_optimizers(self) -> torch.optim.Optimizer:
             return torch.optim.SGD(self.parameters(), lr=0.1)
