@@ -286,7 +286,8 @@ def claims(trials: Trials) -> list[Claim]:
     within, below, near = (0.01, 20, 0.03) if paper else (0.015, -2, 0.03)
     gap, drop = float(np.abs(lazy - limit).max()), float(test[0] - lazy.max())
     diverged = scales.diverged()
-    small = float(np.nanmin([t.result["train_loss"] for t in scales.runs if t.params["alpha"] < 1] + [math.inf]))
+    losses = [float(t.result["train_loss"]) for t in scales.runs if float(t.params["alpha"]) < 1]
+    small = float(np.nanmin([*losses, math.inf]))
     others = {float(t.params["lr"]): float(t.result["test_accuracy"]) for t in trials.where(alpha=1.0, seed=0)}
     best = max(others, key=lambda lr: -math.inf if math.isnan(others[lr]) else others[lr])
     exact_train, exact_test = (solved.column(name) for name in ("train_accuracy", "test_accuracy"))
