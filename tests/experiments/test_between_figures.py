@@ -39,7 +39,7 @@ def of_deep_linear(point: Params) -> Result:
     if point["kind"] == "silent":
         size = float(point["size"])
         curve: Result = {"times": times, "loss": 1 - times, "alignment": times}
-        return curve | {"early": 0.98, "growth": 5.0, "regression": 0.1 * size}
+        return curve | {"turned": 0.9, "growth": 5.0, "regression": 0.1 * size}
     lam = max(abs(float(point["balance"])), 1.0)
     result: Result = {"error": 1e-8, "kernel_error": 1e-15, "deviation": lam**-2, "distance": 0.1 * lam**-4}
     return result | {"kappa": 1 / lam, "times": times, "loss": 1 - times}
@@ -68,7 +68,7 @@ def of_richness(point: Params) -> Result:
         return {"peak": rise, "end": 1e6 * gone, "diverged": gone, "product": np.minimum(c, 1.5)}
     gammas = richness.richnesses(fine=False)
     powers = np.where(gammas < 1, 2.0, 2 / int(point["depth"]))
-    return {"best": gammas**powers, "edge": np.full(len(gammas), 0.8)}
+    return {"best": gammas**powers, "edge": np.full(len(gammas), 0.95)}
 
 
 Broken = dict[str, tuple[int, float]]
@@ -84,7 +84,7 @@ PLANTED: list[tuple[ModuleType, Callable[[Params], Result], Broken]] = [
     (
         deep_linear,
         of_deep_linear,
-        {"error": (0, 1e-5), "deviation": (2, 0.1), "kappa": (3, 0.1), "distance": (4, 0.1), "early": (5, 0.9)}
+        {"error": (0, 1e-5), "deviation": (2, 0.1), "kappa": (3, 0.1), "distance": (4, 0.1), "turned": (5, 0.5)}
         | {"growth": (5, 1.5), "regression": (6, 0.005)},
     ),
     (
@@ -95,7 +95,7 @@ PLANTED: list[tuple[ModuleType, Callable[[Params], Result], Broken]] = [
     (
         richness,
         of_richness,
-        {"best": (0, 1.0), "edge": (6, 0.2), "diverged": (7, 0.0), "peak": (8, 1.0), "end": (8, 1.0)},
+        {"best": (0, 1.0), "edge": (4, 0.2), "diverged": (5, 0.0), "peak": (6, 1.0), "end": (6, 1.0)},
     ),
 ]
 
