@@ -46,7 +46,7 @@ SPREAD = 0.15
 def grid(scale: str) -> list[Params]:
     """List seeds × nets of all widths and depths, and the checks."""
     paper = scale == "paper"
-    widths, depths, seeds = (range(6, 13), range(1, 9), range(10)) if paper else (range(6, 10), range(2, 7), range(2))
+    widths, depths, seeds = (range(6, 13), range(1, 9), range(10)) if paper else (range(6, 10), range(1, 6), range(2))
     points: list[Params] = [
         {"part": "width", "kind": kind, "size": 2**k, "seed": seed, "steps": 50}
         for k in widths

@@ -1,0 +1,76 @@
+"""The collapse of widths: the spread is zero for curves of α√m, trials are what they say, and every claim can fail."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import torch
+
+from lazyscope.experiments import collapse as module
+from lazyscope.lab.experiment import Params, Trial, Trials
+from lazyscope.lab.style import style
+from lazyscope.model.two_layer import TwoLayer
+from lazyscope.theory.relative_scale import KinkWarning, relative_scale
+
+SMALL: Params = {"case": "digits", "train": 20, "test": 50, "pixels": 2, "steps": 60, "scales": 3, "neurons": 32}
+
+
+def made(power: float = 0.5, edge: float = 0.0, gain: float = 0.1, loss: float = 0.01) -> Trials:
+    """Curves that are functions of α m^power, a boundary α√m ∝ m^edge, and ensembles that gain in the lazy regime."""
+    trials = []
+    for point in module.grid("paper"):
+        m = int(point["width"])
+        alpha = module.scales(point)
+        error = 0.1 + 0.05 / (1 + alpha * m**power)
+        share = np.where(np.arange(len(alpha)) > 8, gain, 0.05)
+        result = {
+            "alpha": alpha,
+            "ensemble": error,
+            "single": error / (1 - share),
+            "apart": 1 / (1 + alpha * m**power),
+            "loss": np.full(len(alpha), loss),
+            "boundary": 4.0 * m**edge,
+            "diverged": 0,
+        }
+        trials.append(Trial(point, result))  # type: ignore[arg-type]
+    return Trials(trials)
+
+
+def test_claims_hold_and_can_fail() -> None:
+    def holding(trials: Trials) -> list[bool]:
+        return [claim.holds for claim in module.claims(trials)]
+
+    assert holding(made()) == [True] * 9
+    assert holding(made(power=0.0)) == [False, False, True, True] * 2 + [True]
+    assert holding(made(edge=0.3)) == [True, True, False, True] * 2 + [True]
+    assert holding(made(gain=0.01)) == [True, True, True, False] * 2 + [True]
+    assert holding(made(loss=0.2)) == [True] * 8 + [False]
+
+
+def test_the_spread_is_that_of_the_curves() -> None:
+    trials = made()
+    for name in ("ensemble", "apart"):
+        assert module.spread(trials, "digits", name, 0.5) < 0.02 * module.spread(trials, "digits", name, 0.0)
+
+
+def test_a_trial_trains_means_of_nets(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "LOW", 1.0)
+    narrow, wide = module.trial([SMALL | {"width": 8}, SMALL | {"width": 32}], torch.device("cpu"))
+    assert np.asarray(wide["alpha"]) == pytest.approx(np.geomspace(1.0, module.HIGH, 3) / math.sqrt(32))
+    apart = np.asarray(narrow["apart"])
+    assert apart[-1] < 0.2 * apart[0]
+    assert wide["single"] == pytest.approx(np.asarray(wide["ensemble"]))  # one net only
+    assert np.asarray(wide["loss"]).max() < 1
+    x, y, _, _ = module._data(SMALL, torch.device("cpu"))
+    net = TwoLayer.gaussian(16, 4, [0]).symmetrised()[0].double()
+    with pytest.warns(KinkWarning):
+        found = relative_scale(net, x.double(), y.double())
+    alpha = float(wide["boundary"]) / math.sqrt(32)  # type: ignore[arg-type]
+    assert found.scaled(alpha / math.sqrt(32)).kappa == pytest.approx(1, rel=1e-6)
+
+
+def test_the_figure_has_a_row_per_data_set() -> None:
+    with style():
+        assert len(module.figure(made()).axes) == 8
