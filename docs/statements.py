@@ -39,6 +39,8 @@ LECTURE = "Hadiji 2023: lecture slides, Class III, Lazy training"
 POSTER = "Ghorbani, Mei, Misiakiewicz, Montanari 2019: Limitations of Lazy Training (poster)"
 TALK = "Chizat 2020: Analyses of gradient methods for wide two-layer neural networks (talk)"
 
+BEYOND = "Later papers: between lazy and rich"
+
 HIGH = "lazyscope.theory.high_dimension"
 
 STATEMENTS: dict[str, list[Statement]] = {
@@ -117,6 +119,15 @@ STATEMENTS: dict[str, list[Statement]] = {
         Statement("Implicit bias", "max-margin classifiers in F₁ and F₂", ("margin",), "implicit bias"),
         Statement("Neural Tangent Kernel", "1/√m against 1/m", ("wide-limit",), "Neural Tangent Kernel"),
         Statement("Relative scale", "κ ≍ (mα(m))⁻¹ and where it fails", ("relative-scale",), "talk"),
+    ],
+    BEYOND: [
+        Statement("Woodworth et al. 2020", "the bias of diagonal nets between ℓ₁ and ℓ₂", ("diagonal",), "Woodworth"),
+        Statement("Saxe 2014 to Dominé 2024", "exact trajectories of linear nets", ("deep-linear",), "Saxe"),
+        Statement("Kumar et al. 2024", "grokking as a change from lazy to rich", ("grokking",), "Kumar"),
+        Statement("Atanasov et al. 2025", "the best step against richness", ("richness",), "Atanasov"),
+        Statement("Geiger et al. 2020", "curves collapse in α√m", ("collapse",), "Geiger"),
+        Statement("Yang et al. 2021 to 2024", "scalings of width and depth", ("depth",), "Yang"),
+        Statement("κ = 1", "where the lazy phase of a model ends", ("phases", "lazyscope.phases"), "section 1.2"),
     ],
 }
 

@@ -161,7 +161,9 @@ def edge_of_stability(
     first = used[0]
     if all(isinstance(each.size, float) and each == first for each in used):
         return float(first.size) * (sharpness + first.decay)
-    scale = {name: torch.as_tensor(own[name].size).to(w).expand_as(w).sqrt() for name, w in params.items()}
+    scale = {
+        name: torch.as_tensor(own[name].size, device=w.device).to(w).expand_as(w).sqrt() for name, w in params.items()
+    }
     decay = {name: own[name].decay for name in params}
 
     def penalised(w: dict[str, Tensor]) -> Tensor:

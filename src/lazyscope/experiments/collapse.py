@@ -262,6 +262,10 @@ EXPERIMENT = Experiment(
     name="collapse",
     source="Geiger, Spigler, Jacot, Wyart 2020",
     title="Nets of all widths collapse onto one curve in α√m",
+    caption=(
+        "The test error of nets of many widths is drawn against the scale α. Multiplied by the square root of"
+        " the width, all curves fall on one, so width and scale set the same transition to laziness."
+    ),
     cost={"quick": "8 s on two cores", "paper": "5 min on a GPU"},
     grid=grid,
     trial=trial,

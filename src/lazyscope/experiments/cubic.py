@@ -110,6 +110,10 @@ EXPERIMENT = Experiment(
     name="cubic",
     source="Ghorbani, Mei, Misiakiewicz, Montanari 2019, How general are these phenomena?",
     title="A cubic target: neural tangent models keep their risk beyond N = d",
+    caption=(
+        "A target of degree three is approximated by fixed features, by the tangent features of a net, and by"
+        " a net. Tangent features miss a large part of it, where a few neurons suffice."
+    ),
     cost={"quick": "5 s on two cores", "paper": "5 min on two cores"},
     grid=grid,
     trial=trial,

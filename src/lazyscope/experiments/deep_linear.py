@@ -289,6 +289,10 @@ EXPERIMENT = Experiment(
     name="deep-linear",
     source="Saxe et al. 2014; Atanasov et al. 2022; Braun et al. 2022; Dominé et al. 2024",
     title="Deep linear nets: exact trajectories from feature learning to lazy training",
+    caption=(
+        "Linear nets of two and more layers have exact trajectories, which the integrated flow follows. How"
+        " unequal the layers are at the start decides between lazy and rich learning."
+    ),
     cost={"quick": "8 s on two cores", "paper": "3 min on two cores"},
     grid=grid,
     trial=trial,

@@ -304,6 +304,11 @@ EXPERIMENT = Experiment(
     name="depth",
     source="Yang and Hu 2021; Yang et al. 2022, 2024; Dey et al. 2025",
     title="Parametrisations: the tangent kernel over widths, and residual branches over depths",
+    caption=(
+        "Nets of many widths and depths take a few steps under different scalings of their layers. Under the"
+        " neural tangent scaling features freeze with width; under maximal-update scalings they keep moving,"
+        " at every width or depth."
+    ),
     cost={"quick": "10 s on two cores", "paper": "10 min on two cores"},
     grid=grid,
     trial=trial,

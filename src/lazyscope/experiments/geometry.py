@@ -147,6 +147,10 @@ EXPERIMENT = Experiment(
     name="geometry",
     source="Chizat, Oyallon, Bach 2019, supplement, Figure 5",
     title="A model with two parameters in three dimensions: the manifold, its tangent plane and both paths",
+    caption=(
+        "A model with two parameters is a surface, and its linearisation is the tangent plane. The larger the"
+        " scale α, the closer the path of training on the surface stays to the path in the plane."
+    ),
     cost={"quick": "2 s on two cores", "paper": "4 s on two cores"},
     grid=grid,
     trial=trial,

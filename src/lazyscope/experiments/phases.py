@@ -261,6 +261,11 @@ EXPERIMENT = Experiment(
     name="phases",
     source="Chizat, Oyallon, Bach 2019, section 1.2",
     title="Phase diagrams: where training is lazy, where it learns features, and where it is stable",
+    caption=(
+        "Models are trained for many values of two quantities, such as scale and width, and coloured by how"
+        " far they leave their tangent model. The criterion of laziness, computed at the start, predicts where"
+        " the colour changes."
+    ),
     cost={"quick": "8 s on two cores", "paper": "10 min on two cores"},
     grid=grid,
     trial=trial,

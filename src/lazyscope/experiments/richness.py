@@ -274,6 +274,10 @@ EXPERIMENT = Experiment(
     name="richness",
     source="Atanasov, Meterez, Simon, Pehlevan 2025; Lewkowycz et al. 2020",
     title="The best learning rate against richness",
+    caption=(
+        "The largest useful learning rate is measured as the scale 1/α of feature learning varies. It follows"
+        " one power law in lazy training and another in rich training, with catapults between them."
+    ),
     cost={"quick": "10 s on two cores", "paper": "5 min on two cores"},
     grid=grid,
     trial=trial,

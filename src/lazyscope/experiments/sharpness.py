@@ -310,6 +310,10 @@ EXPERIMENT = Experiment(
     name="sharpness",
     source="Chizat 2020, talk, sharpness inequality and quantitative global convergence",
     title="The sharpness inequality near the minimiser, and which starts reach it",
+    caption=(
+        "Particles are fitted to a measure by gradient descent on their positions and weights. Near the"
+        " minimum the gradient controls the gap, which gives the rate of convergence that is measured."
+    ),
     cost={"quick": "8 s on two cores", "paper": "4 min on two cores"},
     grid=grid,
     trial=trial,

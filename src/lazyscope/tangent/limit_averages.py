@@ -52,7 +52,9 @@ def mean(run: Run, node: fx.Node) -> Field:
         raise refused(node, "an average over channels has no rule")
     axes = tuple(() if dim in over else one for dim, one in enumerate(field.axes) if dim not in over or keep)
     total = node.target is aten.sum.dim_IntList
-    changes: Changes = {a: (None, torch.ones(1, a.size, dtype=torch.float64) / (1 if total else a.size)) for a in gone}
+    changes: Changes = {
+        a: (None, torch.ones(1, a.size, dtype=torch.float64, device="cpu") / (1 if total else a.size)) for a in gone
+    }
     return _mixed(run, node, field, axes, changes)
 
 
@@ -67,7 +69,12 @@ def average_pool(run: Run, node: fx.Node) -> Field:
     changes: Changes = {}
     for atom, k, s, p in zip(atoms, kernel, stride or kernel, padding or [0, 0], strict=True):
         matrix = torch.nn.functional.avg_pool1d(
-            torch.eye(atom.size, dtype=torch.float64), k, s, p, bool(ceil), counted is None or bool(counted)
+            torch.eye(atom.size, dtype=torch.float64, device="cpu"),
+            k,
+            s,
+            p,
+            bool(ceil),
+            counted is None or bool(counted),
         )
         changes[atom] = Atom(matrix.shape[1]), matrix.T
     axes = (*field.axes[:-2], *(axis(changes[a][0] or Atom(1)) for a in atoms))
@@ -79,7 +86,7 @@ def adaptive_pool(run: Run, node: fx.Node) -> Field:
     field, atoms = with_axes(run.fields[arguments(node)[0]], len(shape(node)) - 2)
     changes: Changes = {}
     for atom, size in zip(atoms, arguments(node)[1], strict=True):
-        eye = torch.eye(atom.size, dtype=torch.float64)
+        eye = torch.eye(atom.size, dtype=torch.float64, device="cpu")
         matrix = torch.nn.functional.adaptive_avg_pool1d(eye, size).T
         changes[atom] = Atom(size), matrix
     axes = (*field.axes[:-2], *(axis(changes[a][0] or Atom(1)) for a in atoms))

@@ -199,7 +199,7 @@ class Rule:
 
     def __init__(self, step: float) -> None:
         count = math.ceil(13 / step)  # the density beyond 13 is below 10⁻³⁶
-        self.nodes = torch.arange(-count, count + 1, dtype=torch.float64) * step
+        self.nodes = torch.arange(-count, count + 1, dtype=torch.float64, device="cpu") * step
         self.weights = step * torch.exp(-self.nodes.square() / 2) / math.sqrt(2 * math.pi)
         self._rows = [self.weights.sqrt(), self.nodes * self.weights.sqrt()]
 

@@ -121,7 +121,7 @@ class LimitGraph:
             if random:
                 self.placeholders[node] = name
                 self.weights[node] = Weight(
-                    name, 1.0, torch.arange(value.numel()).reshape(value.shape), tuple(value.shape)
+                    name, 1.0, torch.arange(value.numel(), device="cpu").reshape(value.shape), tuple(value.shape)
                 )
         for node in self.leaves:
             self.classes[node] = "input"

@@ -92,7 +92,7 @@ def two_layer_flow(
             " `gradient_flow`."
         )
     d = w1.shape[1]
-    halves = torch.cat([torch.full((d,), -balance / 2), torch.full((len(w2),), balance / 2)]).to(gap)
+    halves = torch.cat([gap.new_full((d,), -balance / 2), gap.new_full((len(w2),), balance / 2)])
     field = torch.diag(halves)
     field[d:, :d], field[:d, d:] = target, target.T
     rates, basis = torch.linalg.eigh(field)
@@ -154,7 +154,7 @@ def mode_flow(start: float, strength: float, depth: int, times: Sequence[float |
         most = first + (1 + 1e-9) * scale * time + 1e-9
         xi = brentq(lambda z, t=time: elapsed(z) - t, first, most, xtol=1e-13, rtol=1e-14) if time > 0 else first
         found.append(strength / (1 + math.exp(-xi)))
-    return torch.tensor(found, dtype=torch.float64)
+    return torch.tensor(found, dtype=torch.float64, device="cpu")
 
 
 def balanced_start(
@@ -172,7 +172,7 @@ def balanced_start(
         The layers W₁ and W₂ in float64.
     """
     random = torch.Generator().manual_seed(seed)
-    left, middle, right = torch.linalg.qr(torch.randn(3, d, d, generator=random, dtype=torch.float64)).Q
+    left, middle, right = torch.linalg.qr(torch.randn(3, d, d, generator=random, dtype=torch.float64, device="cpu")).Q
     inner = math.sqrt((math.hypot(balance, 2 * product) - balance) / 2)  # inner² - outer² = -λ, inner·outer = product
     outer = math.sqrt((math.hypot(balance, 2 * product) + balance) / 2)
     return inner * middle @ right, outer * left @ middle.T
