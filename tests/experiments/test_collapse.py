@@ -34,7 +34,7 @@ def made(power: float = 0.5, edge: float = 0.0, gain: float = 0.1, loss: float =
             "boundary": 4.0 * m**edge,
             "diverged": 0,
         }
-        trials.append(Trial(point, result))  # type: ignore[arg-type]
+        trials.append(Trial(point, result))
     return Trials(trials)
 
 
@@ -67,7 +67,7 @@ def test_a_trial_trains_means_of_nets(monkeypatch: pytest.MonkeyPatch) -> None:
     net = TwoLayer.gaussian(16, 4, [0]).symmetrised()[0].double()
     with pytest.warns(KinkWarning):
         found = relative_scale(net, x.double(), y.double())
-    alpha = float(wide["boundary"]) / math.sqrt(32)  # type: ignore[arg-type]
+    alpha = float(wide["boundary"]) / math.sqrt(32)
     assert found.scaled(alpha / math.sqrt(32)).kappa == pytest.approx(1, rel=1e-6)
 
 

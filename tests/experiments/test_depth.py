@@ -40,8 +40,8 @@ def test_at_the_base_width_the_parametrisations_are_one_net() -> None:
         {"part": "width", "kind": kind, "size": module.BASE, "seed": 0, "steps": 5} for kind in ("ntk", "mup")
     ]
     ntk, mup = module.trial(points, CPU)
-    assert ntk["drift"] == pytest.approx(float(mup["drift"]), rel=1e-9)  # type: ignore[arg-type]
-    assert 0 < float(ntk["left"]) < 1  # type: ignore[arg-type]
+    assert ntk["drift"] == pytest.approx(float(mup["drift"]), rel=1e-9)
+    assert 0 < float(ntk["left"]) < 1
 
 
 def test_branches_are_compared_with_their_tangent_models() -> None:
@@ -50,7 +50,7 @@ def test_branches_are_compared_with_their_tangent_models() -> None:
         {"part": "depth", "kind": kind, "size": 1, "seed": 0, "steps": steps}
         for kind, steps in (("depth-mup", 1), ("completep", 1), ("depth-mup", 10))
     ]
-    first, same, longer = (float(result["apart"]) for result in module.trial(points, CPU))  # type: ignore[arg-type]
+    first, same, longer = (float(result["apart"]) for result in module.trial(points, CPU))
     assert first == pytest.approx(same, rel=1e-9)
     assert 0 < first < longer < 1
 

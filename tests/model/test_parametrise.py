@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from typing import Any
 
 import pytest
 import torch
@@ -24,11 +25,12 @@ def build(width: int) -> nn.Sequential:
 
 def factors(net: nn.Module) -> dict[str, float]:
     """Return the factor of each weight that has one."""
+    found: list[tuple[str, Any]] = list(net.named_modules())
     return {
-        f"{name}.{leaf}": float(part[0].factor)  # type: ignore[index, union-attr]
-        for name, module in net.named_modules()
+        f"{name}.{leaf}": float(part[0].factor)
+        for name, module in found
         if parametrize.is_parametrized(module)
-        for leaf, part in module.parametrizations.items()  # type: ignore[union-attr, operator]
+        for leaf, part in module.parametrizations.items()
     }
 
 
@@ -41,11 +43,12 @@ def test_at_the_base_nothing_changes() -> None:
 
 
 def test_factors_at_four_times_the_base() -> None:
-    net, base = build(32), build(8)
-    mup = ls.parametrise(net, "mup", base)
+    net: Any = build(32)
+    base = build(8)
+    mup: Any = ls.parametrise(net, "mup", base)
     assert factors(mup) == {"0.weight": 2, "0.bias": 2, "2.bias": 2, "4.weight": 0.5}
-    assert torch.allclose(mup[4].weight, net[4].weight / 2)  # type: ignore[index]
-    assert torch.allclose(mup[2].weight, net[2].weight)  # type: ignore[index]
+    assert torch.allclose(mup[4].weight, net[4].weight / 2)
+    assert torch.allclose(mup[2].weight, net[2].weight)
     adam = ls.parametrise(net, "mup", base, optimiser="adam")
     assert factors(adam) == {"2.weight": 0.25, "4.weight": 0.25}
     ntk = ls.parametrise(net, "ntk", base)
@@ -60,7 +63,7 @@ def test_a_factor_is_a_learning_rate() -> None:
     """Training W = s·p with one learning rate is training W with learning rates s², as in the tables of μP."""
     net, base, lr = build(32), build(8), 0.05
     made = ls.parametrise(net, "mup", base)
-    plain = copy.deepcopy(net)
+    plain: Any = copy.deepcopy(net)
     with torch.no_grad():
         plain[4].weight.mul_(0.5)
     rates = {"0.weight": 4.0, "0.bias": 4.0, "2.weight": 1.0, "2.bias": 4.0, "4.weight": 0.25, "4.bias": 1.0}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from functools import partial
+from typing import Any
 
 import pytest
 import torch
@@ -76,8 +77,8 @@ def _multiply(layer: nn.Module, factor: float) -> None:
     """Multiply the factor s of W = s·p, and divide p by it."""
     if not parametrize.is_parametrized(layer, "weight"):
         parametrize.register_parametrization(layer, "weight", Multiplied(1.0))
-    found = layer.parametrizations["weight"]  # type: ignore[index]
-    found[0].factor *= factor  # type: ignore[operator, union-attr]
+    found: Any = layer.parametrizations["weight"]  # type: ignore[index]
+    found[0].factor *= factor
     with torch.no_grad():
         found.original.div_(factor)
 
@@ -125,7 +126,7 @@ def test_the_numbers_are_those_of_float64_however_small_the_steps() -> None:
         slopes = torch.autograd.grad(loss, list(exact.parameters()))
         with torch.no_grad():
             for w, g in zip(exact.parameters(), slopes, strict=True):
-                w -= lr * g
+                w.sub_(lr * g)
     after = [h.detach() for h in forward()]
     for name, a, b in zip(names, before, after, strict=True):
         assert found.change[name] == pytest.approx(float((b - a).square().mean().sqrt()), rel=1e-4)

@@ -8,6 +8,7 @@ weights and ordinary inputs: the kernel turns towards its final direction before
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 
 import numpy as np
 import torch
@@ -65,7 +66,7 @@ def linear_net(layers: list[Tensor]) -> Model:
         The model.
     """
 
-    def forward(w: dict[str, Tensor], x: Tensor) -> Tensor:
+    def forward(w: Mapping[str, Tensor], x: Tensor) -> Tensor:
         for name in sorted(w):
             x = x @ w[name].mT
         return x
@@ -82,7 +83,8 @@ def target(seed: int) -> Tensor:
     """Draw a target Σ with singular values 3, 2 and 1."""
     random = torch.Generator().manual_seed(1000 + seed)
     left, right = torch.linalg.qr(torch.randn(2, SIZE, SIZE, generator=random, dtype=torch.float64)).Q
-    return left @ torch.diag(torch.arange(SIZE, 0, -1, dtype=torch.float64)) @ right
+    found: Tensor = left @ torch.diag(torch.arange(SIZE, 0, -1, dtype=torch.float64)) @ right
+    return found
 
 
 def _balance(point: Params) -> Result:

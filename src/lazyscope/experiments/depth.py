@@ -126,7 +126,7 @@ def _wide(kind: str, width: int, seed: int) -> nn.Module:
         net = nn.Sequential(nn.Linear(DIM, m), nn.Softplus(), nn.Linear(m, 1, bias=False))
         if kind == "positive":
             with torch.no_grad():
-                net[2].weight.abs_()
+                net.get_submodule("2").get_parameter("weight").abs_()
         return net
 
     with torch.random.fork_rng(devices=[]):
@@ -225,7 +225,7 @@ def _step(net: nn.Module, x: Tensor, y: Tensor, lr: float, start: Tensor) -> Non
     slopes = torch.autograd.grad(0.5 * (net(x) - start - y).square().sum() / len(x), weights)
     with torch.no_grad():
         for weight, slope in zip(weights, slopes, strict=True):
-            weight -= lr * slope
+            weight.sub_(lr * slope)
 
 
 def series(trials: Trials, part: str, kind: str) -> tuple[np.ndarray, np.ndarray]:

@@ -10,6 +10,7 @@ loss first increases and then converges to a flatter minimum for steps between 2
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from itertools import pairwise
 
 import numpy as np
@@ -89,7 +90,7 @@ def net(depth: int, seed: int) -> Model:
         for i, (into, out) in enumerate(pairwise(sizes))
     }
 
-    def forward(w: dict[str, Tensor], x: Tensor) -> Tensor:
+    def forward(w: Mapping[str, Tensor], x: Tensor) -> Tensor:
         for i in range(depth - 1):
             x = torch.relu(x @ w[f"w{i}"].mT)
         return x @ w[f"w{depth - 1}"].mT

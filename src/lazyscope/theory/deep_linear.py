@@ -146,7 +146,7 @@ def mode_flow(start: float, strength: float, depth: int, times: Sequence[float |
     def elapsed(xi: float) -> float:
         """The time at which the mode reaches ξ; the integrand is 1 + power·e^{-ξ} + … for large ξ."""
         over, _ = quad(lambda z: math.expm1(power * math.log1p(math.exp(-z))), first, xi, epsabs=0, epsrel=1e-12)
-        return (xi - first + over) / scale
+        return float((xi - first + over) / scale)
 
     found = []
     for time in times:
