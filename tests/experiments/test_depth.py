@@ -17,7 +17,7 @@ POWERS = {"ntk": -1.0, "positive": -0.5, "mup": 0.0, "depth-mup": -0.5, "complet
 def made(shift: float = 0.0, named: str | None = None) -> Trials:
     """Exact power laws whose exponents are shifted, and checks that name the expected layers or others."""
     trials = []
-    for point in module.grid("quick"):
+    for point in module.grid("paper"):
         kind = str(point["kind"])
         if point["part"] == "check":
             wrong = module.EXPECTED[kind] if named is None else named

@@ -126,7 +126,7 @@ def test_the_numbers_are_those_of_float64_however_small_the_steps() -> None:
         slopes = torch.autograd.grad(loss, list(exact.parameters()))
         with torch.no_grad():
             for w, g in zip(exact.parameters(), slopes, strict=True):
-                w.sub_(lr * g)
+                w.sub_(g, alpha=lr)
     after = [h.detach() for h in forward()]
     for name, a, b in zip(names, before, after, strict=True):
         assert found.change[name] == pytest.approx(float((b - a).square().mean().sqrt()), rel=1e-4)

@@ -45,7 +45,7 @@ def test_every_point_is_its_own_training(data: tuple[Tensor, Tensor]) -> None:
     net = Tanh().double()
     unseen = x[:5] + 0.1, y[:5]
     found = ls.sweep(net, x, y, alphas=ALPHAS, lrs=LRS, steps=STEPS, validation=unseen, starts=1)
-    told: dict[str, Any] = {"steps": STEPS, "centred": True, "record": ls.log_spaced(STEPS, 40)}
+    told: dict[str, Any] = {"steps": STEPS, "centred": True, "record": ls.log_spaced(STEPS, 20)}
     model, square = ls.Model(net), ls.loss.Square()
     for i, alpha in enumerate(ALPHAS):
         for j, lr in enumerate(LRS):

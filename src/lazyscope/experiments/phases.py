@@ -41,7 +41,7 @@ _NET = 5
 CASES = {"teacher": "teacher-student net", "mlp": "MLP on digits", "cnn": "CNN on digits"}
 SIZES: dict[str, dict[str, dict[str, Any]]] = {
     "quick": {
-        "teacher": {"range": (2e-3, 0.4), "steps": 120, "n": 60, "second": (16, 64)},
+        "teacher": {"range": (2e-3, 0.4), "steps": 100, "n": 60, "second": (16, 64)},
         "mlp": {"range": (0.05, 30), "steps": 50, "n": 40, "second": (0.5, 2.0)},
         "cnn": {"range": (0.05, 30), "steps": 30, "n": 24, "second": (0.25, 0.7, 1.5)},
     },
@@ -79,7 +79,7 @@ def _measured(point: Params, device: torch.device) -> Result:
     size = SIZES[str(point["scale"])][case]
     alphas = np.geomspace(size["range"][0], size["range"][1], int(point["count"]))
     net, data = PROBLEMS[case](seed, int(size["n"]), device)
-    told: dict[str, Any] = {"alpha": alphas, "steps": int(size["steps"]), "starts": 2, **data}
+    told: dict[str, Any] = {"alpha": alphas, "steps": int(size["steps"]), "starts": 1, **data}
     if case == "teacher":
         found = phases(net, **told, width=[int(point["row"])])
     elif case == "mlp":

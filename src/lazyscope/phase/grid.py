@@ -28,7 +28,7 @@ Values: TypeAlias = Number | Sequence[Number] | np.ndarray | Tensor
 """One value of a quantity, or several of them, which makes the quantity an axis of the diagram."""
 
 AXES = ("alpha", "width", "scale", "n", "lr")
-RECORDED = 40
+RECORDED = 20
 """The number of steps at which the model is compared with its tangent model, logarithmically spaced."""
 
 TOLERANCE = 1e-3
