@@ -93,7 +93,7 @@ def test_learned_features_change_the_shape() -> None:
 
 def test_a_scaled_run_is_lazy() -> None:
     lazy = ls.Scaled(mlp(), 1e4)
-    monitor = Monitor(lazy, *data(), every=FAR)
+    monitor = Monitor(lazy, *data(), loss=square, every=FAR)
     train(lazy, torch.optim.SGD(lazy.parameters(), lr=0.1), 60, lambda: None)
     verdict = monitor.verdict()
     assert verdict.word == "lazy"
@@ -256,7 +256,7 @@ def test_training_hovers_at_the_edge_of_stability() -> None:
     y = torch.sin(3 * x[:, :1]) * x[:, 1:2]
     optimiser = torch.optim.SGD(net.parameters(), lr=0.2)
     monitor = Monitor(net, x, y, loss=square, optimiser=optimiser, every=100)
-    for _ in range(1400):
+    for _ in range(1100):
         optimiser.zero_grad()
         square(net(x), y).backward()
         optimiser.step()
