@@ -76,7 +76,7 @@ def linear_net(layers: list[Tensor]) -> Model:
 
 def whitened(size: int) -> Tensor:
     """Return inputs with XᵀX/n = I: the rows of √n I."""
-    return math.sqrt(size) * torch.eye(size, dtype=torch.float64)
+    return torch.eye(size, dtype=torch.float64).mul(math.sqrt(size))
 
 
 def target(seed: int) -> Tensor:

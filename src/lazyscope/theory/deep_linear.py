@@ -140,7 +140,7 @@ def mode_flow(start: float, strength: float, depth: int, times: Sequence[float |
     if depth < 2:
         raise InputError(f"The depth is {depth}; pass at least 2.")
     power = 1 - 2 / depth
-    scale = depth * strength ** (1 + power)
+    scale: float = depth * strength ** (1 + power)
     first = math.log(start / (strength - start))
 
     def elapsed(xi: float) -> float:
