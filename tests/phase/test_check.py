@@ -136,6 +136,7 @@ def test_the_numbers_are_those_of_float64_however_small_the_steps() -> None:
     assert found.own["2"] == pytest.approx(float(own.detach().square().mean().sqrt()), rel=1e-4)
 
 
+@pytest.mark.slow
 def test_depths() -> None:
     """Both ways to scale the branches are right; blocks are lazy with 1/√L, and without a scale the net diverges."""
     y = torch.randn(6, 8, generator=torch.Generator().manual_seed(1))

@@ -187,6 +187,7 @@ def claims(trials: Trials) -> list[Claim]:
     found = []
     # At quick scale, the noise of means of few nets is almost as large as the dependence on the scale.
     least = TOGETHER if int(trials.column("neurons").max()) > FEW else 1.0
+    smaller = "less" if least == 1 else f"at least {least:g} times less"
     for case in cases(trials):
         words, some = CASES[case], trials.where(case=case)
         before, after = (spread(trials, case, "ensemble", power) for power in (0.0, 0.5))
@@ -196,14 +197,14 @@ def claims(trials: Trials) -> list[Claim]:
         rich, lazy = gains(trials, case)
         found += [
             Claim(
-                f"{words}: against α√m, the distances from the tangent model of all widths have a spread at least"
-                f" {least:g} times smaller than against α",
+                f"{words}: the distances from the tangent model of all widths spread {smaller} against α√m than against"
+                " α",
                 "Geiger et al. 2020: the curves collapse",
                 f"{far / near:.1f} times ({far:.3f} and {near:.3f} in the logarithm)",
                 far > least * near,
             ),
             Claim(
-                f"{words}: so have the test errors, at least {least:g} times",
+                f"{words}: so do the test errors of mean outputs, {smaller}",
                 "Geiger et al. 2020: the curves collapse",
                 f"{before / after:.1f} times ({before:.4f} and {after:.4f})",
                 before > least * after,
