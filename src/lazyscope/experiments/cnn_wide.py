@@ -55,6 +55,7 @@ SOURCE = {
 CODED = "standard VGG, coded again"
 """A row that is not in the table: a narrow net on images that were coded as JPEG once more, and without."""
 
+
 @dataclass(frozen=True)
 class Setting:
     """The data of a scale, its two nets, and the smallest test accuracy of each row."""
@@ -403,9 +404,10 @@ def claims(trials: Trials) -> list[Claim]:
                 100 * (test + allowed) >= goal,
             )
         )
+    points = f"{100 * table.setting.stable:g}"
     found.append(
         Claim(
-            f"stable: twice the epochs or iterations change the test accuracy by less than {100 * table.setting.stable:g} points",
+            f"stable: twice the epochs or iterations change the test accuracy by less than {points} points",
             "§3.2: until the test accuracy stabilizes",
             ", ".join(f"{row} {100 * change:+.2f}" for row, change in table.change.items()),
             all(abs(change) < table.setting.stable for change in table.change.values()),
