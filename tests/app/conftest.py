@@ -1,4 +1,4 @@
-"""One browser for all tests of pages in a process. These tests form the xdist group "explorer"."""
+"""One browser for the tests of pages in a module. It has an event loop, in which other modules could not start theirs."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from playwright.sync_api import Browser
 from tests.app.visitor import chromium
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def browser() -> Iterator[Browser]:
     with chromium() as found:
         yield found
