@@ -1,4 +1,4 @@
-"""One browser for the tests of pages in a module. It has an event loop, in which other modules could not start theirs."""
+"""One browser for the tests of pages in a module. Its event loop keeps other modules from starting theirs."""
 
 from __future__ import annotations
 
