@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
@@ -19,6 +20,13 @@ pytest.importorskip("accelerate")
 X = torch.randn(16, 4, generator=torch.Generator().manual_seed(1))
 Y = (X[:, 0] > 0).long()
 STEPS, EVERY, SUM = 6, 2, 2  # two batches are accumulated for each step
+
+
+@pytest.fixture(autouse=True)
+def outside_of_notebooks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Import the Trainer, which takes a process that has imported marimo for a notebook, and then needs IPython."""
+    monkeypatch.delitem(sys.modules, "marimo", raising=False)
+    assert transformers.Trainer
 
 
 class Net(nn.Module):

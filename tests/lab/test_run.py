@@ -145,7 +145,7 @@ def test_report_is_one_file_with_everything(tmp_path: Path, toy: Experiment) -> 
     assert page.count("data:image/svg+xml;base64,") == 2
     for expected in ("Euclid", "squares grow with exponent 2", torch.__version__, "24 trials"):
         assert expected in page
-    for outside in ("<script", 'src="http', 'href="http', "url("):
+    for outside in ("<script src", 'src="http', 'href="http', "url("):
         assert outside not in page
 
 
