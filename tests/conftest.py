@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 
+import hypothesis
 import pytest
 from jaxtyping import install_import_hook
 
@@ -16,6 +17,10 @@ hook = install_import_hook("lazyscope", "beartype.beartype")
 import torch  # noqa: E402
 
 torch.set_num_threads(1)  # test processes share the cores
+
+# A deadline would measure the machine, which may be busy.
+hypothesis.settings.register_profile("untimed", deadline=None)
+hypothesis.settings.load_profile("untimed")
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

@@ -11,9 +11,9 @@ from scipy.integrate import quad
 from scipy.optimize import brentq, linprog, minimize
 
 from lazyscope.errors import InputError
-from lazyscope.experiments.diagonal import horizon, net, sparse_problem, stiff_flow
 from lazyscope.flow import gradient_flow
 from lazyscope.loss import Square
+from lazyscope.problem.diagonal import horizon, net, sparse_problem, stiff_flow
 from lazyscope.theory.diagonal import implicit_bias, interpolator
 
 
