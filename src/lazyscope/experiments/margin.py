@@ -36,7 +36,7 @@ def grid(scale: str) -> list[Params]:
     """List linear flows, the classifier plots, margins in d = 3 against m, and errors against n and d."""
     paper = scale == "paper"
     seeds, width = (10, 1000) if paper else (3, 100)
-    widths = [2**k for k in range(3, 11)] if paper else [8, 64, 256]
+    widths = [2**k for k in range(3, 11)] if paper else [8, 32, 128]
     plane: Params = {"samples": 64 if paper else 32, "seeds": seeds}
     steps = (16_000, 16_000, 800) if paper else (1000, 4000, 300)
     counts, dims = ([32, 64, 128, 256, 512], [5, 10, 15, 20, 25]) if paper else ([32, 128], [5, 15])

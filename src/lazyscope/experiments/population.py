@@ -42,7 +42,7 @@ def grid(scale: str) -> list[Params]:
         size: Params = {"dim": 100, "width": 50, "batch": 200, "test": 2000, "steps": 20_000, "rate": 0.25}
         seeds, taus = 10, [0.01, 0.02, 0.04, *(10.0 ** (np.arange(-10, 1) / 10)), 2.0, 4.0, 8.0]
     else:
-        size = {"dim": 20, "width": 20, "batch": 100, "test": 1000, "steps": 2_000, "rate": 1.0}
+        size = {"dim": 20, "width": 20, "batch": 100, "test": 1000, "steps": 1_500, "rate": 1.0}
         seeds, taus = 5, [0.01, 0.03, 0.1, 0.2, 0.3, 0.45, 0.7, 1.0, 2.0, 8.0]
     return [{"tau": float(tau), "seed": seed, **size} for seed in range(seeds) for tau in taus]
 
