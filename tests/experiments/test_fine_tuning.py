@@ -23,7 +23,7 @@ def made(*, order: float = 1.0, verdict: str = "lazy", head: float = 0.0, linear
             alphas = np.array([float(each) for each in str(point["scales"]).split()])
             criterion = (place + 1) / alphas if point["method"] != "head" else np.zeros(1)
             deviation = 0.01 * (0.1 * criterion) ** order if point["method"] != "head" else np.array([head])
-            result: Result = {"criterion": criterion, "deviation": deviation, "gap": deviation}
+            result: Result = {"criterion": criterion, "worst": criterion, "deviation": deviation, "gap": deviation}
             result |= {"accuracy": 0 * alphas + 0.9, "loss": 0 * alphas, "tangent_accuracy": 0.9}
             result["verdicts"] = ", ".join([verdict] * len(alphas))
         else:
