@@ -126,6 +126,7 @@ STATEMENTS: dict[str, list[Statement]] = {
         Statement("Kumar et al. 2024", "grokking as a change from lazy to rich", ("grokking",), "Kumar"),
         Statement("Atanasov et al. 2025", "the best step against richness", ("richness",), "Atanasov"),
         Statement("Geiger et al. 2020", "curves collapse in α√m", ("collapse",), "Geiger"),
+        Statement("Ortiz-Jiménez et al. 2023", "task vectors of linearised nets", ("fine-tuning",), "Ortiz-Jiménez"),
         Statement("Yang et al. 2021 to 2024", "scalings of width and depth", ("depth",), "Yang"),
         Statement("κ = 1", "where the lazy phase of a model ends", ("phases", "lazyscope.phases"), "section 1.2"),
     ],

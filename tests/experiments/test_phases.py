@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 import torch
 
+from lazyscope.diagnose.verdict import FEATURE_GAP
 from lazyscope.experiments import phases as module
 from lazyscope.lab.experiment import Params, Result, Trial, Trials
 from lazyscope.lab.style import style
-from lazyscope.phase.diagram import FEATURES
 
 ALPHAS = np.geomspace(1e-2, 1e2, 9)
 
@@ -21,7 +21,7 @@ def made(boundary: float, follows: float = 1.0, few: float = 0.1) -> Trials:
         case = str(point["case"])
         second = np.array([float(point["row"])] if case == "teacher" else module.SIZES["quick"][case]["second"])
         start = 1 / few if case == "teacher" and second[0] == 16 else boundary
-        deviation = np.repeat(FEATURES * start / ALPHAS[:, None], len(second), 1)
+        deviation = np.repeat(FEATURE_GAP * start / ALPHAS[:, None], len(second), 1)
         rate = second if case == "cnn" else np.full(len(second), 0.25)
         if case == "cnn":
             deviation[:, rate > follows] = np.inf

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor, nn
 
 import lazyscope as ls
+from lazyscope.diagnose.verdict import FEATURE_GAP
 from lazyscope.errors import InputError, LazyscopeError, ModelError
-from lazyscope.phase import diagram as result
 
 ALPHAS, LRS, STEPS = [0.3, 300.0], [0.05, 0.2], 15
 
@@ -134,7 +134,7 @@ def test_the_table_the_boundary_and_the_figure(data: tuple[Tensor, Tensor]) -> N
     measured, predicted = found.boundary()
     for alpha, column in zip(measured, found.deviation.T, strict=True):
         crossed = np.interp(np.log(alpha), np.log(found.values[0]), np.log(column))
-        assert crossed == pytest.approx(math.log(result.FEATURES))
+        assert crossed == pytest.approx(math.log(FEATURE_GAP))
     scaled = ls.relative_scale(Tanh().double(), *data, starts=1, tolerance=1e-3).centred()
     assert predicted == pytest.approx([scaled.kappa] * 2, rel=0.5)  # on other samples
     assert "PhaseDiagram(6 alpha × 2 lr" in repr(found)

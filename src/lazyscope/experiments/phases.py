@@ -17,10 +17,11 @@ from matplotlib.figure import Figure
 from torch import nn
 
 from lazyscope.data.digits import digits
+from lazyscope.diagnose.verdict import FEATURE_GAP
 from lazyscope.lab.experiment import Claim, Experiment, Params, Result, Trials
 from lazyscope.lab.style import panels
 from lazyscope.model.initialise import xavier_
-from lazyscope.phase.diagram import FEATURES, PhaseDiagram
+from lazyscope.phase.diagram import PhaseDiagram
 from lazyscope.phase.grid import CAUTION, phases
 from lazyscope.phase.picture import legend, paint
 from lazyscope.problem.teacher import Teacher
@@ -205,7 +206,8 @@ def claims(trials: Trials) -> list[Claim]:
         holds = bool((np.abs(np.log(ratios)) <= np.log(FACTOR)).all())
         found.append(
             Claim(
-                f"{words}: the α where κ = 1 is within a factor {FACTOR:g} of that where the deviation is {FEATURES:g}",
+                f"{words}: the α where κ = 1 is within a factor {FACTOR:g} of that where the deviation is"
+                f" {FEATURE_GAP:g}",
                 "Chizat et al. §1.2: lazy if κ ≪ 1",
                 f"predicted over measured: {_span(ratios)}",
                 holds,
@@ -242,7 +244,7 @@ def _limit(one: PhaseDiagram) -> tuple[float, float]:
 
     Both are in units of the limit. Above it, the tangent model diverges, and the net does as well or is catapulted.
     """
-    rates, follows = one.values[1] / one.limit[-1], one.deviation[-1] < FEATURES
+    rates, follows = one.values[1] / one.limit[-1], one.deviation[-1] < FEATURE_GAP
     return float(rates[follows].max(initial=0)), float(rates[~follows].min(initial=np.inf))
 
 
@@ -251,8 +253,8 @@ def figure(trials: Trials) -> Figure:
     page, axes = panels(1, 3, width=4.0, height=3.6)
     for axis, (case, words) in zip(axes[0], CASES.items(), strict=True):
         one = diagram(trials, case, _seeds(trials)[0])
-        colours = paint(axis, one, FEATURES)
-        legend(axis, one, FEATURES)
+        colours = paint(axis, one, FEATURE_GAP)
+        legend(axis, one, FEATURE_GAP)
         axis.set(title=words)
     page.colorbar(colours, ax=axes[0, 2], label="distance from the tangent model", extend="both")
     return page

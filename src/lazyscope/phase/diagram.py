@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, final
 
 import numpy as np
 
+from lazyscope.diagnose.verdict import FEATURE_GAP
 from lazyscope.errors import InputError
 from lazyscope.extras import required
 
@@ -15,10 +16,6 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 else:
     Figure = Any  # matplotlib is imported when a figure is drawn
-
-FEATURES = 0.25
-"""The deviation at the measured boundary. From a quarter on, the tangent model is a poor description of the training,
-which is also the convention of the verdict of an inspection."""
 
 
 @final
@@ -73,7 +70,7 @@ class PhaseDiagram:
         i, j = np.unravel_index(np.nanargmin(self.validation), self.validation.shape)
         return self._row(int(i), int(j))
 
-    def boundary(self, level: float = FEATURES) -> tuple[np.ndarray, np.ndarray]:
+    def boundary(self, level: float = FEATURE_GAP) -> tuple[np.ndarray, np.ndarray]:
         """Find the scale α below which training is not lazy, as measured and as predicted.
 
         Both are interpolated linearly in logarithms between the scales of the grid, and the prediction is extrapolated,
@@ -109,7 +106,7 @@ class PhaseDiagram:
         required("matplotlib", "inspect", "Pictures of phase diagrams")
         from lazyscope.phase.picture import draw
 
-        return draw(self, FEATURES)
+        return draw(self, FEATURE_GAP)
 
     def _row(self, i: int, j: int) -> dict[str, float | bool]:
         names = ("deviation", "loss", "validation", "diverged", "criterion", "limit", "lr")
@@ -118,7 +115,7 @@ class PhaseDiagram:
 
     def __repr__(self) -> str:
         sizes = " × ".join(f"{len(v)} {axis}" for axis, v in zip(self.axes, self.values, strict=True))
-        lazy = float(np.mean(self.deviation < FEATURES))
+        lazy = float(np.mean(self.deviation < FEATURE_GAP))
         text = f"PhaseDiagram({sizes}: {lazy:.0%} lazy, {float(np.mean(self.diverged)):.0%} diverged"
         if not np.isnan(self.validation).all():
             best = self.best

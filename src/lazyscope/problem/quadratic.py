@@ -10,6 +10,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from lazyscope.linalg.riccati import STEP, riccati_flow
 from lazyscope.problem.forms import Forms
 from lazyscope.stream import stream
 
@@ -95,39 +96,25 @@ class Quadratic:
         return x, self.target(x)
 
     def flow(
-        self, w: Float[Tensor, "b n N d"], times: Sequence[float | int], step: float | int = 8.0
+        self, w: Float[Tensor, "b n N d"], times: Sequence[float | int], step: float | int = STEP
     ) -> Float[Tensor, "t b n N d"]:
         """Compute the gradient flow w' = 4w(B - A), A = Σ_i w_iw_iᵀ, of the population risk ½E(y - Σ_i (w_i·x)² - c)².
 
-        The constant c has its best value at all times. The equation A' = 4(BA + AB - 2A²) is a Riccati equation with
-        the solution A(t + h) = e^{4Bh} Wᵀ (I + W (e^{8Bh} - I)B⁻¹ Wᵀ)⁻¹ W e^{4Bh} for any h, where the neurons w are
-        the rows of W. A Cholesky factor of the bracket gives neurons with this A.
+        The constant c has its best value at all times. The equation A' = 4(BA + AB - 2A²) is a Riccati equation,
+        whose solution `riccati_flow` computes exactly.
 
         Args:
             w: The initial weights, of shape `(b, n, N, d)` for n networks of N neurons per draw.
             times: The times to record, in increasing order.
-            step: The bound on 4λh for one application of the formula. The condition number of the bracket grows like
-                e^{8λh}, which is about 10⁷ for the default 8. The result depends on `step` only through rounding.
+            step: The bound on 4λh for one application of the solution, as in `riccati_flow`. The result depends on it
+                only through rounding.
 
         Returns:
             The weights at the recorded times, of shape `(t, b, n, N, d)`.
         """
-        rate = self.spectrum[:, None, None, :]
-        still = rate == 0  # where the limit of expm1(8λh)/λ is 8h
-        longest = float(step / (4 * self.spectrum.max()))
-        seen, now = [], 0.0
-        identity = torch.eye(w.shape[-2], dtype=w.dtype, device=w.device)
-        for time in times:
-            pieces = math.ceil((time - now) / longest)
-            for _ in range(pieces):
-                h = (time - now) / pieces
-                growth = torch.where(still, 8 * h, torch.expm1(8 * rate * h) / torch.where(still, 1.0, rate))
-                bracket = identity + (w * growth) @ w.mT
-                factor = torch.linalg.cholesky(bracket)
-                w = torch.linalg.solve_triangular(factor, w * torch.exp(4 * rate * h), upper=False)
-            now = float(time)
-            seen.append(w)
-        return torch.stack(seen)
+        # 8A solves `riccati_flow`'s equation with μ = 4B, and √8 w are the rows of a factor of it.
+        rows = riccati_flow(math.sqrt(8) * w, 4 * self.spectrum[:, None, :], times, step)
+        return rows / math.sqrt(8)
 
 
 def exponential(dim: int, seeds: Sequence[int], largest: float = math.inf) -> Float[Tensor, "b d"]:

@@ -33,9 +33,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from lazyscope.errors import InputError
-
-_STEP = 8.0
-"""The bound on ‖F‖h of one application of the solution; the condition number of the bracket is about e^{2·8} ≈ 10⁷."""
+from lazyscope.linalg.riccati import riccati_flow
 
 _BALANCE = 1e-9
 """The largest relative deviation of W₂ᵀW₂ - W₁W₁ᵀ from a multiple of the identity."""
@@ -96,19 +94,8 @@ def two_layer_flow(
     field = torch.diag(halves)
     field[d:, :d], field[:d, d:] = target, target.T
     rates, basis = torch.linalg.eigh(field)
-    rates = rates[:, None]
-    q, now, seen = basis.T @ torch.cat([w1.T, w2]), 0.0, []
-    longest = _STEP / max(float(rates.abs().max()), 1e-300)
-    for time in times:
-        pieces = math.ceil((time - now) / longest)
-        for _ in range(pieces):
-            h = (time - now) / pieces
-            growth = torch.where(rates == 0, h, torch.expm1(2 * rates * h) / (2 * rates))
-            factor = torch.linalg.cholesky(identity + q.T @ (growth * q))
-            q = torch.linalg.solve_triangular(factor, (torch.exp(rates * h) * q).T, upper=False).T
-        now = float(time)
-        seen.append(basis @ q)
-    path = torch.stack(seen)
+    rows = riccati_flow(torch.cat([w1.T, w2]).T @ basis, rates, times)  # of Q(t)ᵀ, in the basis of eigenvectors of F
+    path = (rows @ basis.T).mT
     inner, outer = path[:, :d], path[:, d:]
     return TwoLayerFlow(outer @ inner.mT, inner @ inner.mT, outer @ outer.mT)
 
