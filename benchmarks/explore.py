@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from lazyscope.app.setting import Steps, Value
-from lazyscope.app.shelf import TABS, page
+from lazyscope.app.shelf import TABS, scene
 
 if TYPE_CHECKING:
     from tests.app.visitor import Visitor
@@ -25,12 +25,12 @@ WAIT, PAUSE = 2500, 100
 
 
 def measure(name: str, values: dict[str, Value]) -> tuple[float, float, int]:
-    """Measure the wall-clock and processor seconds of a page, the best of `ROUNDS`, and its size."""
-    page(name, values)  # warm up
+    """Measure the wall-clock and processor seconds of a scene, the best of `ROUNDS`, and its size."""
+    scene(name, values)  # warm up
     found, size = [], 0
     for _ in range(ROUNDS):
         wall, processor = time.perf_counter(), time.process_time()
-        size = len(page(name, values))
+        size = len(scene(name, values))
         found.append((time.perf_counter() - wall, time.process_time() - processor))
     return min(one[0] for one in found), min(one[1] for one in found), size
 
@@ -100,7 +100,7 @@ def main() -> None:
     for name, tab in TABS.items():
         for word, values in (("defaults", tab.read({})), ("heaviest", heaviest(name))):
             wall, processor, size = measure(name, values)
-            print(f"{name:14} {word}  {wall:.2f} s, processor {processor:.2f} s, page {size / 1000:.0f} kB")
+            print(f"{name:14} {word}  {wall:.2f} s, processor {processor:.2f} s, scene {size / 1000:.0f} kB")
     if options.browser:
         through_the_browser()
 

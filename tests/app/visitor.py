@@ -80,6 +80,14 @@ def complaints_of(page: Page) -> list[str]:
     return said
 
 
+def until(page: Page, truth: str) -> None:
+    """Wait until an expression is true. Playwright's own function needs eval, which the page forbids."""
+    end = time.monotonic() + PATIENCE / 1000
+    while not page.evaluate(truth):
+        assert time.monotonic() < end, truth
+        page.wait_for_timeout(30)
+
+
 class Visitor:
     """One open page. `errors` collects its errors, and `strangers` its requests to other hosts."""
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from typing import final
 
@@ -125,7 +124,8 @@ def _ball(result: Recovery) -> Panel:
     grid = torch.cartesian_prod(side, side)
     heights = implicit_bias(grid, result.alpha, depth=result.depth).reshape(PIXELS, PIXELS).T.numpy()
     level = float(implicit_bias(torch.tensor([1.0, 0.0], dtype=torch.float64), result.alpha, depth=result.depth))
-    ring = max(contour_generator(side.numpy(), side.numpy(), heights).lines(level), key=len)
+    rings = [np.asarray(line) for line in contour_generator(side.numpy(), side.numpy(), heights).lines(level)]
+    ring = max(rings, key=len)
     turn = np.linspace(0, 2 * np.pi, 100)
     return Panel(
         "What training minimises: Q_α in the plane",
@@ -134,7 +134,7 @@ def _ball(result: Recovery) -> Panel:
         [
             Line([1, 0, -1, 0, 1], [0, 1, 0, -1, 0], GREEN, "ℓ₁", dash="4 4"),
             Line(np.cos(turn), np.sin(turn), ORANGE, "ℓ₂", dash="4 4"),
-            Line(np.asarray(ring)[:, 0], np.asarray(ring)[:, 1], BLUE, "Q_α", width=2.5),
+            Line(ring[:, 0], ring[:, 1], BLUE, "Q_α", width=2.5),
         ],
         note="level sets through (1, 0)",
         equal=True,

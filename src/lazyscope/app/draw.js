@@ -1,7 +1,7 @@
 // Draws the panels of a scene (see scene.py) as SVG. Colours and fonts are attributes, so that a panel can be exported.
 "use strict";
 const Drawing = (() => {
-  const H = 300, NS = "http://www.w3.org/2000/svg", FONT = 'system-ui, "DejaVu Sans", sans-serif';
+  const NS = "http://www.w3.org/2000/svg", FONT = 'system-ui, "DejaVu Sans", sans-serif';
   const LIGHT = { page: "#ffffff", ink: "#1f2933", soft: "#55606c", axis: "#444444", grid: "#e6e6e6" };
   const DARK = { page: "#16181b", ink: "#edeef0", soft: "#b3b9c1", axis: "#9aa1a9", grid: "#31363c" };
   // The colours of the marks on a dark page; all others stay as they are.
@@ -83,9 +83,9 @@ const Drawing = (() => {
     return found;
   }
 
-  // `look` has the colours of the page, `wide`, the width of a panel, and `type`, the factor by which letters are enlarged.
+  // `look` has the colours of the page, the size of a panel, and `type`, the factor by which letters are enlarged.
   function frameOf(panel, svg, look) {
-    const W = look.wide;
+    const W = look.wide, H = look.tall;
     const edge = { left: 38 + 8 * look.type, right: 12, top: 14 + 12 * look.type, bottom: 10 + 26 * look.type };
     const words = (x, y, text, more = {}) => make("text", { x, y, fill: look.soft, "font-family": FONT, "font-size": 11 * look.type, ...more }, svg, text);
     const bare = !panel.x.ticks && !panel.y.ticks;
@@ -220,17 +220,17 @@ const Drawing = (() => {
 
   // Returns the picture of a panel, and the functions that draw a frame of it.
   function draw(panel, look, last) {
-    const svg = make("svg", { viewBox: `0 0 ${look.wide} ${H}`, role: "img", "aria-label": panel.note ? `${panel.title}. ${panel.note}` : panel.title });
+    const svg = make("svg", { viewBox: `0 0 ${look.wide} ${look.tall}`, role: "img", "aria-label": panel.note ? `${panel.title}. ${panel.note}` : panel.title });
     const place = frameOf(panel, svg, look), redraws = [];
     for (const mark of panel.marks) { const again = DRAW[mark.kind](mark, place); if (again) redraws.push(again); }
     legend(panel, svg, place, last);
     return { svg, redraws };
   }
 
-  function look(type = 1, wide = 380) {
+  function look(type = 1, wide = 380, tall = 300) {
     const night = dark();
-    return { ...(night ? DARK : LIGHT), type, wide, tint: (colour) => (night && colour === "white" ? DARK.page : night && NIGHT[String(colour).toLowerCase()]) || colour };
+    return { ...(night ? DARK : LIGHT), type, wide, tall, tint: (colour) => (night && colour === "white" ? DARK.page : night && NIGHT[String(colour).toLowerCase()]) || colour };
   }
 
-  return { H, FONT, make, unpack, draw, look, lines };
+  return { FONT, make, unpack, draw, look, lines };
 })();

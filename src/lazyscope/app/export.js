@@ -5,7 +5,7 @@ const Export = (() => {
 
   // Returns the whole scene as one SVG element. `facts` holds the title, the settings in words, and the version.
   function compose(player, facts) {
-    const panels = player.pictures(), look = player.look(), { H, make, FONT } = Drawing, W = look.wide;
+    const panels = player.pictures(), look = player.look(), { make, FONT } = Drawing, W = look.wide, H = look.tall;
     const columns = panels.length === 4 ? 2 : Math.min(3, panels.length), wide = columns * (W + GAP) + GAP;
     const most = Math.floor((wide - 2 * GAP) / 6.6);
     const told = (numbers) => [player.now().moment, ...numbers.map(([name, value]) => `${name}: ${value}`)].join("; ");

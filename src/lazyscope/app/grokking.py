@@ -129,9 +129,7 @@ def _numbers(result: Addition) -> list[Number]:
     fitted, learned = first(result, result.train, FITTED), first(result, result.test, LEARNED["modular"])
     delay = f"{learned / fitted:.1f} times" if math.isfinite(learned) else "never" if math.isfinite(fitted) else "–"
     return [
-        Number(
-            "Training accuracy", [f"{value:.0%}" for value in result.train[:, 1].tolist()], "on 85 % of the table"
-        ),
+        Number("Training accuracy", [f"{value:.0%}" for value in result.train[:, 1].tolist()], "on 85 % of the table"),
         Number(
             "Accuracy on unseen pairs",
             [f"{value:.0%}" for value in result.test[:, 1].tolist()],
@@ -177,9 +175,9 @@ def draw(values: Values) -> Scene:
 TAB = Tab(
     "grokking",
     "Grokking",
-    "A network learns addition modulo p from 85 % of the table. Its tangent kernel can fit these pairs but predicts none"
-    " of the others, so generalisation has to wait until features move. They move later for larger α: the network fits"
-    " first and understands later, or never.",
+    "A network learns addition modulo p from 85 % of the table. Its tangent kernel can fit these pairs but predicts"
+    " none of the others, so generalisation has to wait until features move. They move later for larger α: the network"
+    " fits first and understands later, or never.",
     {
         "alpha": Steps(
             "Scale α",

@@ -40,7 +40,9 @@ def document(title: str, caption: list[str], scene: str) -> str:
     """
     facts = {"version": __version__, "title": title, "caption": caption}
     data = f"const SCENE = {_closed(scene)};\nconst FACTS = {embedded(facts)};"
-    html = _read("scene.html").replace("{{ title }}", escape(title)).replace("{{ caption }}", escape("; ".join(caption)))
+    html = (
+        _read("scene.html").replace("{{ title }}", escape(title)).replace("{{ caption }}", escape("; ".join(caption)))
+    )
     return _filled(html, data, (*_DRAWING, "single.js"))
 
 
@@ -67,8 +69,4 @@ def _read(name: str) -> str:
 
 def _filled(html: str, data: str, scripts: Iterable[str]) -> str:
     code = "".join(f"<script>\n{_read(name)}</script>\n" for name in scripts)
-    return (
-        html.replace("{{ style }}", _read("explorer.css"))
-        .replace("{{ scripts }}", code)
-        .replace("{{ data }}", data)
-    )
+    return html.replace("{{ style }}", _read("explorer.css")).replace("{{ scripts }}", code).replace("{{ data }}", data)

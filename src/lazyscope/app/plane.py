@@ -27,7 +27,8 @@ def bend(points: Tensor, linear: float = 1.0) -> Tensor:
         The mapped points.
     """
     radius = points.norm(dim=-1, keepdim=True).clamp(min=1e-12)
-    return points / radius * (radius / linear).where(radius <= linear, 1 + _GROWTH * (radius / linear).log())
+    mapped: Tensor = points / radius * (radius / linear).where(radius <= linear, 1 + _GROWTH * (radius / linear).log())
+    return mapped
 
 
 def bent(radius: float, linear: float = 1.0) -> float:

@@ -52,10 +52,9 @@ const Player = (root) => {
   const narrow = matchMedia("(max-width: 56rem)");
   function look() {
     if (!large || narrow.matches) return Drawing.look(1, scene.panels.length === 4 && !narrow.matches ? 480 : 380);
-    const box = shelf.getBoundingClientRect(), shown = Math.min(scene.panels.length, 4);
-    const columns = shown === 4 ? 2 : shown, tall = box.height / Math.ceil(shown / columns) - 20;
-    const unit = Math.min(tall / Drawing.H, (box.width / columns - 24) / 380);
-    return Drawing.look(Math.max(1, Math.min(2, 1.35 / unit)), Math.max(380, (Drawing.H * (box.width / columns - 24)) / tall));
+    const box = shelf.getBoundingClientRect(), count = scene.panels.length, columns = count === 4 ? 2 : Math.min(count, 3);
+    const wide = box.width / columns - 24, tall = box.height / (count === 4 ? 2 : 1) - 20, unit = Math.min(wide / 380, tall / 300);
+    return Drawing.look(Math.max(1, Math.min(2, 1.35 / unit)), wide / unit, tall / unit);
   }
 
   // Draws everything again, for another scene, another colour scheme or larger letters.

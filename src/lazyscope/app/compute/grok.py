@@ -212,4 +212,5 @@ def purity(a: Float[Tensor, "*batch m d"], base: int) -> Float[Tensor, "*batch"]
         The mean over the neurons: about (ln p)/(p/2) for random weights, and 1 for waves.
     """
     power = torch.fft.rfft(a[..., :base]).abs().square()[..., 1:]
-    return (power.amax(-1) / power.sum(-1)).mean(-1)
+    shares: Tensor = power.amax(-1) / power.sum(-1)
+    return shares.mean(-1)

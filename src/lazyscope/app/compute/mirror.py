@@ -68,9 +68,7 @@ def _limits(depth: int, samples: int, sparse: int, dim: int, seed: int) -> tuple
     return limits, sparsest, interpolator(x, y, torch.inf)
 
 
-def recover(
-    alpha: float, *, depth: int, samples: int, sparse: int, dim: int, seed: int, frames: int
-) -> Recovery:
+def recover(alpha: float, *, depth: int, samples: int, sparse: int, dim: int, seed: int, frames: int) -> Recovery:
     """Train a diagonal linear network on `sparse_problem`, and compute its limits.
 
     Args:
@@ -156,7 +154,5 @@ def mirror_flow(
     # Early on, s grows like speed·t: the first recorded time is well before β reaches the size of the truth.
     first = 1e-2 * min(end, float(1 / (speed * (x.mT @ y).abs().max())))
     times = np.concatenate([[0.0], np.geomspace(first, end, frames - 1)])
-    path = solve_ivp(
-        field, (0, end), np.zeros(n), method="LSODA", rtol=1e-9, atol=1e-12, jac=derivative, t_eval=times
-    )
+    path = solve_ivp(field, (0, end), np.zeros(n), method="LSODA", rtol=1e-9, atol=1e-12, jac=derivative, t_eval=times)
     return torch.from_numpy(times), torch.from_numpy(np.ascontiguousarray((inputs.T @ path.y).T))
