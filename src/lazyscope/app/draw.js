@@ -96,7 +96,8 @@ const Drawing = (() => {
     if (panel.equal) { // both axes have the same scale, which the smaller side determines
       const wide = panel.x.high - panel.x.low, tall = panel.y.high - panel.y.low;
       const unit = Math.min((box.right - box.left) / wide, (box.bottom - box.top) / tall);
-      const middle = (box.left + box.right) / 2, centre = (box.top + box.bottom) / 2;
+      const slack = box.right - box.left - unit * wide, named = panel.marks.some((mark) => mark.label);
+      const middle = (box.left + box.right) / 2 - (named ? 0.3 * slack : 0), centre = (box.top + box.bottom) / 2;
       box = { left: middle - unit * wide / 2, right: middle + unit * wide / 2, top: centre - unit * tall / 2, bottom: centre + unit * tall / 2 };
     }
     const X = scale(panel.x, box.left, box.right), Y = scale(panel.y, box.bottom, box.top);
