@@ -199,7 +199,7 @@ def test_a_lecture_fills_the_screen_with_large_type(visitor: Visitor, name: str,
     page.keyboard.press("3")
     visitor.changed(before)
     title = list(TABS[name].presets)[2]
-    assert page.get_by_role("button", name=title).get_attribute("aria-pressed") == "true"
+    assert page.get_by_role("button", name=title, exact=True).get_attribute("aria-pressed") == "true"
     page.keyboard.press("p")
     assert page.locator("#play").inner_text() == "❚❚ Pause"
     page.keyboard.press("p")

@@ -176,8 +176,8 @@ TAB = Tab(
     "grokking",
     "Grokking",
     "A network learns addition modulo p from 85 % of the table. Its tangent kernel can fit these pairs but predicts"
-    " hardly any of the others, so generalisation has to wait until features move. They move later for larger α: the network"
-    " fits first and understands later, or never.",
+    " hardly any of the others, so generalisation has to wait until features move. They move later for larger α: the"
+    " network fits first and understands later, or never.",
     {
         "alpha": Steps(
             "Scale α",
