@@ -14,23 +14,25 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from lazyscope.app.setting import Steps, Value
-from lazyscope.app.shelf import TABS, page
+from lazyscope.app.shelf import TABS
+from lazyscope.linalg.threads import threads_for
 
 if TYPE_CHECKING:
     from tests.app.visitor import Visitor
 
 ROUNDS = 2
-WAIT, PAUSE = 2500, 100
+WAIT, PAUSE = 1500, 100
 """Milliseconds: the longest time that a plot may take, and the pause between the three key presses of a drag."""
 
 
 def measure(name: str, values: dict[str, Value]) -> tuple[float, float, int]:
-    """Measure the wall-clock and processor seconds of a page, the best of `ROUNDS`, and its size."""
-    page(name, values)  # warm up
+    """Measure the wall-clock and processor seconds of a scene, the best of `ROUNDS`, and its size."""
+    TABS[name].draw(values)  # warm up
     found, size = [], 0
     for _ in range(ROUNDS):
         wall, processor = time.perf_counter(), time.process_time()
-        size = len(page(name, values))
+        with threads_for(0):  # as the server does; the cache of the server is not used
+            size = len(TABS[name].draw(values).json())
         found.append((time.perf_counter() - wall, time.process_time() - processor))
     return min(one[0] for one in found), min(one[1] for one in found), size
 
@@ -38,7 +40,7 @@ def measure(name: str, values: dict[str, Value]) -> tuple[float, float, int]:
 def heaviest(name: str) -> dict[str, Value]:
     """Return the settings with every size at its maximum; scales and seeds keep their defaults."""
     tab = TABS[name]
-    sizes = {"width", "samples", "neurons", "steps", "side", "dim"}
+    sizes = {"width", "samples", "neurons", "steps", "side", "dim", "base", "depth"}
     largest: dict[str, Value] = {
         key: setting.values[-1] for key, setting in tab.settings.items() if key in sizes and isinstance(setting, Steps)
     }
@@ -89,7 +91,7 @@ def _rest(visitor: Visitor, name: str, values: Mapping[str, Value]) -> None:
     """Open the page with these settings, and wait until it is idle."""
     tab = TABS[name]
     visitor.open(**tab.link({**tab.read({}), **values}))
-    visitor.page.wait_for_timeout(500)
+    visitor.page.wait_for_timeout(300)
     visitor.drawn.clear()
 
 
@@ -100,7 +102,7 @@ def main() -> None:
     for name, tab in TABS.items():
         for word, values in (("defaults", tab.read({})), ("heaviest", heaviest(name))):
             wall, processor, size = measure(name, values)
-            print(f"{name:14} {word}  {wall:.2f} s, processor {processor:.2f} s, page {size / 1000:.0f} kB")
+            print(f"{name:14} {word}  {wall:.2f} s, processor {processor:.2f} s, scene {size / 1000:.0f} kB")
     if options.browser:
         through_the_browser()
 

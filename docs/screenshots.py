@@ -8,7 +8,10 @@ from tests.app.visitor import Visitor, chromium, explorer
 
 SHOTS = {
     "teacher": {},
-    "teacher-lazy": {"tab": "teacher", "tau": "2"},
+    "teacher-lazy": {"tab": "teacher", "tau": "4"},
+    "alpha": {},
+    "diagonal": {},
+    "grokking": {},
     "convex": {"step": "1.9"},
     "deconvolution": {},
     "margin": {},
@@ -27,10 +30,9 @@ def main() -> None:
         for name, link in SHOTS.items():
             visitor = Visitor(browser, address, width=WIDTH)
             visitor.open(**{"tab": name, **link})
-            scene = visitor.page.locator("iframe").bounding_box()
-            assert scene is not None
-            visitor.page.set_viewport_size({"width": WIDTH, "height": round(scene["y"] + scene["height"]) + 20})
-            visitor.page.wait_for_timeout(500)  # marimo fades in
+            footer = visitor.page.locator("footer").bounding_box()
+            assert footer is not None
+            visitor.page.set_viewport_size({"width": WIDTH, "height": round(footer["y"])})
             visitor.picture(assets / f"explore-{name}.png")
             visitor.page.close()
             print(f"{name}: errors {visitor.errors}, requests to other hosts {visitor.strangers}")

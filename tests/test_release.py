@@ -30,7 +30,7 @@ assert torch.equal(ls.Scaled(net, alpha=10.0, centred=True)(x), torch.zeros(6, 1
 assert ls.gradient_flow(net, ls.loss.Square(), x, y, times=[0.0, 1.0]).loss.shape == (2,)
 report = ls.inspect(net, x, y, seconds=1)
 assert report.to_dict()["verdict"]
-heavy = {"matplotlib", "jinja2", "pyarrow", "sklearn", "marimo", "typer"} & {*sys.modules}
+heavy = {"matplotlib", "jinja2", "pyarrow", "sklearn", "uvicorn", "typer"} & {*sys.modules}
 assert not heavy, heavy
 """
 
@@ -53,7 +53,7 @@ for extra, use in {"inspect": lambda: report.save("report.html"), "data": digits
     "lab": "import lazyscope.experiments as e\nassert len(e.experiments()) >= 22\nimport ot\n",
     "scattering": "from lazyscope.model.scattering import Scattering\nassert Scattering((8, 8))\n",
     "cluster": CORE + "ls.tangent_kernel_to_zarr(net, x, 'K.zarr')\nimport distributed, cryptography\n",
-    "explore": "import lazyscope.app.shelf, lazyscope.app.serve, marimo, uvicorn\n",
+    "explore": "import lazyscope.app.shelf, lazyscope.app.serve, uvicorn\n",
     "all": CORE + "report.save('report.html')\n",
 }
 

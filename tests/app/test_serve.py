@@ -13,8 +13,8 @@ from lazyscope.app import serve
 from lazyscope.errors import LazyscopeError, MissingExtraError
 
 
-def test_without_marimo_the_error_names_the_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "marimo", None)
+def test_without_uvicorn_the_error_names_the_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "uvicorn", None)
     with pytest.raises(MissingExtraError, match=r"pip install 'lazyscope\[explore\]'"):
         serve.serve("127.0.0.1", 0, browser=False)
 

@@ -15,21 +15,25 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-from lazyscope.app import convex, deconvolution, margin, risks, teacher
-from lazyscope.app.scene import Axis, Scene, packed, plain
-from lazyscope.app.setting import Choice, Setting, Steps, Value
-from lazyscope.app.shelf import TABS, page
+from lazyscope.app import alpha, convex, deconvolution, diagonal, grokking, margin, risks, teacher
+from lazyscope.app.page import document, embedded
+from lazyscope.app.plane import bend, bent
+from lazyscope.app.scene import Axis, packed, plain
+from lazyscope.app.setting import Setting, Steps, Value
+from lazyscope.app.shelf import TABS, scene
 from lazyscope.problem.convex import PROBLEMS
 from lazyscope.problem.quadratic import hidden_widths
 
 
 def options(setting: Setting) -> list[Value]:
-    if isinstance(setting, Steps):
-        return list(setting.values)
-    return list(setting.options) if isinstance(setting, Choice) else [True, False]
+    return list(setting.offered)
 
 
-QUICK: dict[str, dict[str, Value]] = {"margin": {"steps": 50, "samples": 15}, "deconvolution": {"steps": 100}}
+QUICK: dict[str, dict[str, Value]] = {
+    "margin": {"steps": 50, "samples": 15},
+    "deconvolution": {"steps": 100},
+    "grokking": {"steps": 300, "base": 9, "width": 60},
+}
 CASES = [
     (name, key, value)
     for name, tab in TABS.items()
@@ -41,29 +45,30 @@ CASES = [
 
 @pytest.fixture(autouse=True)
 def short(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(teacher, "STEPS", 40)
-    monkeypatch.setattr(teacher, "FRAMES", 8)
+    for tab in (teacher, alpha):
+        monkeypatch.setattr(tab, "STEPS", 40)
+        monkeypatch.setattr(tab, "FRAMES", 8)
 
 
 def data_of(page: str) -> dict[str, object]:
-    found = re.search(r"const SCENE = (.*?);</script>", page)
+    found = re.search(r"const SCENE = (.*?);\n", page)
     assert found is not None
-    scene: dict[str, object] = json.loads(found.group(1))
-    return scene
+    data: dict[str, object] = json.loads(found.group(1))
+    return data
 
 
 @pytest.mark.parametrize(("name", "key", "value"), CASES)
 def test_every_end_of_every_setting_draws(name: str, key: str, value: Value) -> None:
     values = {**TABS[name].read({}), **QUICK.get(name, {}), key: value}
-    scene = TABS[name].draw(values)
-    count = len(scene.moments)
+    drawn = TABS[name].draw(values)
+    count = len(drawn.moments)
     assert count > 1
-    assert all(len(number.values) in (1, count) for number in scene.numbers)
-    assert all(number.meaning and all(number.values) for number in scene.numbers)
-    for panel in scene.panels:
+    assert all(len(number.values) in (1, count) for number in drawn.numbers)
+    assert all(number.meaning and all(number.values) for number in drawn.numbers)
+    for panel in drawn.panels:
         assert panel.x.low < panel.x.high
         assert panel.y.low < panel.y.high
-    assert data_of(scene.html())["name"] == name
+    assert json.loads(drawn.json())["name"] == name
 
 
 @pytest.mark.parametrize("name", list(TABS))
@@ -80,7 +85,7 @@ def test_links_hold_the_settings(name: str, data: st.DataObject) -> None:
 
 
 @given(st.text())
-@settings(deadline=None, max_examples=50)
+@settings(deadline=None, max_examples=15)
 def test_nonsense_in_a_link_is_the_default(text: str) -> None:
     for tab in TABS.values():
         for setting in tab.settings.values():
@@ -95,17 +100,63 @@ def test_pages_ask_for_nothing(name: str) -> None:
         def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
             self.found += [str(value) for key, value in attrs if key in ("src", "href")]
 
-    text = page(name, {**TABS[name].read({}), **QUICK.get(name, {})})
+    tab = TABS[name]
+    values = {**tab.read({}), **QUICK.get(name, {})}
+    text = document(tab.title, tab.caption(values), scene(name, values))
     parser = Links()
     parser.feed(text)
     assert all(link.startswith("data:") for link in parser.found)
     assert set(re.findall(r"https?://[^\"' )]+", text)) == {"http://www.w3.org/2000/svg"}  # only a namespace
+    assert data_of(text)["name"] == name
 
 
 def test_a_page_cannot_be_broken_out_of() -> None:
-    text = Scene("</script><b>", ["now"], []).html()
+    text = document("</title><b>", ["</p><b>"], json.dumps({"name": "</script><b>"}))
     assert "</script><b>" not in text
+    assert "</title><b>" not in text
+    assert "</p><b>" not in text.partition("<script>")[0]
     assert data_of(text.replace("<\\/", "</"))["name"] == "</script><b>"
+    assert json.loads(embedded("</script>").replace("<\\/", "</")) == "</script>"
+
+
+@pytest.mark.parametrize("name", list(TABS))
+def test_presets_and_equations_name_settings_and_their_values(name: str) -> None:
+    tab = TABS[name]
+    assert 3 <= len(tab.presets) <= 9, "one key for each"
+    for changed in tab.presets.values():
+        assert all(value in options(tab.settings[key]) for key, value in changed.items())
+    links = [tab.link({**tab.read({}), **changed}) for changed in tab.presets.values()]
+    assert len({tuple(link.items()) for link in links}) == len(links), "no two presets are the same"
+    spec = tab.spec()
+    named = [key for _, key in spec["equation"] if key]
+    assert next(iter(tab.settings)) in named or name == "margin", "the main setting has a symbol"
+    assert set(named) <= set(tab.settings)
+    assert "{" not in "".join(text for text, _ in spec["equation"])
+    assert len(tab.caption(tab.read({}))) == len(tab.settings)
+
+
+@given(st.floats(1e-3, 1e3), st.floats(0, 2 * math.pi), st.floats(0.1, 1.0))
+@settings(deadline=None)
+def test_a_bent_plane_keeps_directions_and_order(radius: float, angle: float, linear: float) -> None:
+    way = torch.tensor([math.cos(angle), math.sin(angle)], dtype=torch.float64)
+    there = bend(radius * way, linear)
+    assert torch.allclose(there, bent(radius, linear) * way, rtol=1e-9)
+    assert bent(1.01 * radius, linear) > bent(radius, linear)
+
+
+def test_the_frame_of_the_neurons_does_not_depend_on_the_scale() -> None:
+    tab = TABS["teacher"]
+    frames = []
+    for tau in (0.05, 4.0):
+        panels = tab.draw({**tab.read({}), "tau": tau}).panels
+        frames.append([(panel.x, panel.y) for panel in panels])
+        arrows = next(mark for mark in plain(panels[0])["marks"] if mark["kind"] == "arrows")
+        tips = (
+            np.frombuffer(b64decode(arrows["x"]["packed"]), "<f4"),
+            np.frombuffer(b64decode(arrows["y"]["packed"]), "<f4"),
+        )
+        assert np.hypot(*tips) / panels[0].x.high == pytest.approx(0.54, abs=0.01)
+    assert frames[0] == frames[1]
 
 
 @given(arrays(np.float64, (3, 4), elements=st.floats(-1e9, 1e9, allow_subnormal=False)))
@@ -195,3 +246,31 @@ def test_the_trained_net_ends_below_its_rivals() -> None:
     fixed = curves.features[[n - 1 for n in own]]
     assert bool((fixed > curves.tangent[:here]).all())
     assert bool((curves.tangent[:here] > curves.network[-1, :here]).all())
+
+
+def test_the_alpha_dial_ends_at_the_tangent_model(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(alpha, "STEPS", 300)
+    result = alpha.compute(alpha.Settings(30.0, 20, 15, 9))
+    assert result.sweep[list(alpha.ALPHAS).index(30.0)] == pytest.approx(float(result.lesson.test[-1, 0]), rel=1e-6)
+    assert result.sweep[-1] == pytest.approx(float(result.lesson.test[-1, 1]), rel=1e-6)
+    assert float(result.sweep[0]) < 0.5 * float(result.sweep[-1]), "features generalise better"
+    assert float(result.lesson.displacement[-1]) < 0.01
+
+
+def test_the_diagonal_tab_moves_from_one_norm_to_the_other() -> None:
+    rich, lazy = (diagonal.compute(diagonal.Settings(scale, 2, 16, 3, 40, 0)) for scale in (1e-6, 100.0))
+    for result in (rich, lazy):
+        assert float(result.apart[-1]) < 1e-6, "the flow ends where the formula says"
+    assert float((rich.beta[-1] - rich.sparsest).norm()) < 0.05
+    assert float((lazy.beta[-1] - lazy.smallest).norm()) < 1e-3
+    assert float(lazy.drift[-1]) < 1e-3 < float(rich.drift[-1])
+
+
+def test_grokking_is_late_for_larger_scales_and_never_for_the_tangent_model() -> None:
+    delays = []
+    for scale in (0.002, 0.01, math.inf):
+        result = grokking.compute(grokking.Settings(scale, 9, 80, 800, 0))
+        ends = [grokking.first(result, curve, level) for curve, level in ((result.test, 0.5), (result.train, 0.95))]
+        assert math.isfinite(ends[1])
+        delays.append(ends[0] / ends[1])
+    assert 1 <= delays[0] < 2 < delays[1] < delays[2] == math.inf

@@ -16,9 +16,7 @@ from urllib.parse import urlencode, urlsplit
 from playwright.sync_api import (
     Browser,
     ConsoleMessage,
-    Error,
     Frame,
-    FrameLocator,
     Locator,
     Page,
     Request,
@@ -33,9 +31,9 @@ AXE = Path(__file__).parents[1] / "vendor" / "axe.min.js"
 PATIENCE = 30_000
 """The timeout in milliseconds. It is generous, as no test measures time and CI machines are slow."""
 TELL = """
-if (window !== top) addEventListener("load", () => requestAnimationFrame(() => setTimeout(() => drawn(Date.now()))));
+document.addEventListener("drawn", () => requestAnimationFrame(() => setTimeout(() => drawn(Date.now()))));
 """
-"""The script that runs in every frame and reports when a picture is drawn. Polling would slow the page down."""
+"""The script that reports when a scene is drawn. Polling would slow the page down."""
 
 
 @contextmanager
@@ -82,6 +80,14 @@ def complaints_of(page: Page) -> list[str]:
     return said
 
 
+def until(page: Page, truth: str) -> None:
+    """Wait until an expression is true. Playwright's own function needs eval, which the page forbids."""
+    end = time.monotonic() + PATIENCE / 1000
+    while not page.evaluate(truth):
+        assert time.monotonic() < end, truth
+        page.wait_for_timeout(30)
+
+
 class Visitor:
     """One open page. `errors` collects its errors, and `strangers` its requests to other hosts."""
 
@@ -109,8 +115,8 @@ class Visitor:
             self.strangers.append(request.url)
 
     @property
-    def scene(self) -> FrameLocator:
-        return self.page.frame_locator("iframe")
+    def scene(self) -> Locator:
+        return self.page.locator("#scene")
 
     def open(self, **link: str) -> str:
         """Open a link, and return what it shows."""
@@ -126,28 +132,23 @@ class Visitor:
     def shown(self) -> str:
         """Return the HTML of the panels and numbers in the page."""
         # Both in one call, as the picture could change between two calls.
-        both = "svg => svg.closest('#panels').innerHTML + document.getElementById('numbers').innerHTML"
-        html: str = self.scene.locator("#panels svg").first.evaluate(both)
-        return html
+        both = "() => document.getElementById('panels').innerHTML + document.getElementById('numbers').innerHTML"
+        self.scene.locator("#panels svg").first.wait_for()
+        html: str = self.page.evaluate(both)
+        return re.sub(r"clip\d+", "clip", html)  # names that are unique on the page
 
     def changed(self, before: str) -> str:
         """Wait until the page shows something else, and return it."""
         end = time.monotonic() + PATIENCE / 1000
         while time.monotonic() < end:
-            try:
-                now = self.shown()
-            except Error as error:
-                if "detached" in str(error) or "navigat" in str(error):  # the frame is being replaced
-                    continue
-                raise
+            now = self.shown()
             if now != before:
                 return now
             self.page.wait_for_timeout(30)
         raise AssertionError("Nothing changed.")
 
     def control(self, name: str) -> Locator:
-        # marimo keeps a second, hidden copy of the sidebar for narrow windows
-        return self.page.locator(f"[data-setting={name}]").filter(visible=True)
+        return self.page.locator(f".setting[data-setting={name}]")
 
     def nudge(self, name: str, setting: Setting, value: Value) -> None:
         """Change a setting from its current value with the keyboard or the mouse."""

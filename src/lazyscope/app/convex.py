@@ -276,4 +276,15 @@ TAB = Tab(
         "seed": Steps("Seed", "of the axes of the quadratic, or of the data", tuple(range(10)), 1),
     },
     draw,
+    "wₜ₊₁ = wₜ − {step|η} F′(wₜ),  t = 0 … {steps|T},  with {problem|F} of curvature m … L,"
+    "  {condition|κ = L/m},  from {start|w₀}",
+    {
+        "Good step": {},
+        "Small step": {"step": 0.1},
+        "Zigzag": {"step": 1.9},
+        "Diverges": {"step": 2.1},
+        "Badly conditioned": {"condition": 1000, "steps": 160},
+        "Kink": {"problem": FORMULAS["absolute"], "step": 0.3},
+        "Least squares": {"problem": FORMULAS["least squares"]},
+    },
 )

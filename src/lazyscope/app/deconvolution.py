@@ -233,4 +233,12 @@ TAB = Tab(
         "retraction": Choice("Update of r", "r·e^δ or r(1 + δ)", tuple(RETRACTIONS), "mirror"),
     },
     draw,
+    "J(ν) = ½‖Φν − y‖² + {penalty|λ}|ν|,  rᵢ′ = −2{step|α}rᵢJ′(θᵢ),  θᵢ′ = −{mobility|β}∇J′(θᵢ),  from {start|ν₀}",
+    {
+        "Found and proved": {},
+        "Three near": {"start": "three near the sources"},
+        "Poorly placed": {"start": "three, poorly placed"},
+        "Fixed positions": {"mobility": 0.0, "start": "10×10 grid"},
+        "Large penalty": {"penalty": 8.0},
+    },
 )

@@ -1,17 +1,16 @@
-"""Access control for the explorer's server: an ASGI middleware around marimo's application.
+"""Access control for the explorer's server: an ASGI middleware around its application.
 
 Pages of other sites must not reach the server through the user's browser. Therefore the Host header must name this
 machine, which prevents DNS rebinding, an Origin header must equal the requested host, and responses have no CORS
 headers. On loopback, only the user who started the server has access; on other addresses, a token is required. Only the
-routes of marimo that the page needs are available, and the size of bodies and the number of pages are limited.
+routes that the page needs are available, and the size of bodies and the number of waiting requests are limited.
 """
 
 from __future__ import annotations
 
-import asyncio
 import re
-from collections.abc import Awaitable, Callable, Iterable, Mapping, MutableMapping
-from dataclasses import dataclass, field
+from collections.abc import Awaitable, Callable, Iterable, MutableMapping
+from dataclasses import dataclass
 from hmac import compare_digest
 from http.cookies import CookieError, SimpleCookie
 from typing import Any, TypeAlias, final
@@ -26,25 +25,25 @@ Send: TypeAlias = Callable[[Message], Awaitable[None]]
 Application: TypeAlias = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 BODY = 2**16
-"""The largest size of a body or websocket message, in bytes. A change of a setting takes less than 100."""
-VISITORS = 64
-"""The largest number of open pages. Each page has its own thread."""
-LINGER = 10
-"""The number of seconds for which marimo keeps the state of a closed page, which still counts as open."""
+"""The largest size of a body, in bytes. The page sends none."""
+WAITING = 64
+"""The largest number of requests that are computed or wait for it. A page waits for one scene at a time."""
 LOCAL = frozenset({"127.0.0.1", "localhost", "[::1]"})
 
-_ROUTES = {
-    "GET": re.compile(r"/|/assets/[\w.\-/]+|/favicon\.ico|/manifest\.json|/[\w\-]+\.png|/public-files-sw\.js|/health"),
-    "POST": re.compile(r"/api/kernel/set_ui_element_value"),
-    "websocket": re.compile(r"/ws"),
-}
-_ROUTES["HEAD"] = _ROUTES["GET"]
+_ROUTES = re.compile(r"/|/scene|/scene\.html|/health")
+_METHODS = ("GET", "HEAD")
 
 _ADDED = [
     (b"x-content-type-options", b"nosniff"),
     (b"referrer-policy", b"no-referrer"),
     (b"cross-origin-resource-policy", b"same-origin"),
-    (b"content-security-policy", b"frame-ancestors 'self'"),
+    (b"cache-control", b"no-store"),
+    # The browser itself refuses to load anything from other hosts. Images are the pictures that the page exports.
+    (
+        b"content-security-policy",
+        b"default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; img-src data: blob:;"
+        b" connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'self'",
+    ),
 ]
 
 
@@ -62,13 +61,11 @@ class Gate:
             token.
         token: The token that a user must present once, as `?token=…`. None gives access to the user of this process
             only.
-        hidden: Texts to remove from the page, such as the folder of the installation, with their replacements.
     """
 
     app: Application
     hosts: frozenset[str] = LOCAL
     token: str | None = None
-    hidden: Mapping[bytes, bytes] = field(default_factory=dict)
     _taken: int = 0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -87,8 +84,6 @@ class Gate:
             if scope["type"] == "http" and refusal != _TOO_LARGE:
                 await _body(receive)  # otherwise the connection would be reset before the response is read
             await _refuse(scope, send, *refusal)
-        elif scope["type"] == "websocket":
-            await self._visit(scope, receive, send)
         elif self._presents_token(scope):
             await self._let_in(scope, send)
         else:
@@ -106,16 +101,15 @@ class Gate:
             return 403, "This request comes from another site; open the page directly."
         if self.token is None and not ours(tuple(scope["client"][:2]), tuple(scope["server"][:2])):
             return 403, "This page is for the user who started it; start your own with `lazyscope explore`."
-        routes = _ROUTES.get(scope.get("method", "websocket"))
-        if routes is None or not routes.fullmatch(scope["path"]) or ".." in scope["path"]:
+        if scope.get("method") not in _METHODS or not _ROUTES.fullmatch(scope["path"]):
             return 404, "This page does not exist."
         if not self._knows_token(scope) and not self._presents_token(scope):
             return 403, "Open the address that `lazyscope explore` printed: it contains the access token."
         length = "".join(_values(scope, b"content-length")) or "0"
         if not length.isdecimal() or int(length) > BODY:
             return _TOO_LARGE
-        if self._taken >= VISITORS and scope["path"] in ("/", "/ws"):
-            return 503, f"All {VISITORS} pages are in use; close a page, or try again later."
+        if self._taken >= WAITING:
+            return 503, f"{WAITING} requests are waiting; close a page, or try again later."
         return None
 
     # ── the token ─────────────────────────────────────────────────────────────────────────────────────────────────
@@ -144,17 +138,6 @@ class Gate:
         await send({"type": "http.response.body"})
 
     # ── what passes ───────────────────────────────────────────────────────────────────────────────────────────────
-    async def _visit(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Serve an open page. It counts as open until marimo has removed its state."""
-        self._taken += 1
-        try:
-            await self.app(scope, receive, send)
-        finally:
-            asyncio.get_running_loop().call_later(LINGER, self._leave)
-
-    def _leave(self) -> None:
-        self._taken -= 1
-
     async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Read the body, up to its limit, and send the response without CORS headers."""
         content = await _body(receive)
@@ -171,31 +154,11 @@ class Gate:
                 message = {**message, "headers": [*_kept(message["headers"]), *_ADDED]}
             await send(message)
 
-        await self.app(scope, held, _Page(cleaned, self.hidden) if scope["path"] == "/" else cleaned)
-
-
-@final
-class _Page:
-    """Collects a response, replaces texts in it, and sends it."""
-
-    def __init__(self, send: Send, hidden: Mapping[bytes, bytes]) -> None:
-        self._send, self._hidden = send, hidden
-        self._start: Message = {}
-        self._content = b""
-
-    async def __call__(self, message: Message) -> None:
-        if message["type"] == "http.response.start":
-            self._start = message
-            return
-        self._content += message.get("body", b"")
-        if message.get("more_body", False):
-            return
-        for text, shown in self._hidden.items():
-            self._content = self._content.replace(text, shown)
-        length = (b"content-length", str(len(self._content)).encode())
-        headers = [pair for pair in self._start["headers"] if pair[0].lower() != b"content-length"]
-        await self._send({**self._start, "headers": [*headers, length]})
-        await self._send({"type": "http.response.body", "body": self._content})
+        self._taken += 1
+        try:
+            await self.app(scope, held, cleaned)
+        finally:
+            self._taken -= 1
 
 
 async def _body(receive: Receive) -> bytes | None:
@@ -235,7 +198,7 @@ def _kept(headers: Iterable[tuple[bytes, bytes]]) -> list[tuple[bytes, bytes]]:
 
 async def _refuse(scope: Scope, send: Send, status: int, reason: str) -> None:
     if scope["type"] == "websocket":
-        await send({"type": "websocket.close", "code": 1013 if status == 503 else 1008, "reason": reason})
+        await send({"type": "websocket.close", "code": 1008, "reason": reason})
         return
     headers = [(b"content-type", b"text/plain; charset=utf-8"), (b"connection", b"close"), *_ADDED]
     await send({"type": "http.response.start", "status": status, "headers": headers})

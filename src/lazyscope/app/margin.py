@@ -250,4 +250,12 @@ TAB = Tab(
         "seed": Steps("Seed", "of the labels, the points and the neurons", tuple(range(20)), 0),
     },
     draw,
+    "f(x) = (1/{width|m}) Σⱼ cⱼ max(aⱼ·x, 0),  margin = minᵢ yᵢ f(xᵢ)/‖f‖,  i = 1 … {samples|n}",
+    {
+        "3×3 clusters": {},
+        "2×2 clusters": {"side": 2},
+        "4×4 clusters": {"side": 4, "width": 200},
+        "Few neurons": {"width": 20},
+        "Few samples": {"samples": 10},
+    },
 )

@@ -189,4 +189,13 @@ TAB = Tab(
         "seed": Steps("Seed", "of B and the weights", tuple(range(10)), 0),
     },
     draw,
+    "{target|y} = xᵀ{law|B}x − tr {law|B},  x ~ N(0, I) in dimension {dim|d},  f(x) = Σᵢ aᵢ(wᵢ·x)² + c,  random weights"
+    " wᵢ ~ N(0, {covariance|Γ})",
+    {
+        "Quadratic form": {},
+        "Weights that know B": {"covariance": "B"},
+        "Wrong weights": {"covariance": "B reversed"},
+        "Flat spectrum": {"law": "flat"},
+        "Mixture of Gaussians": {"target": "mixture of Gaussians"},
+    },
 )

@@ -1,7 +1,6 @@
 """The scene of a tab: panels with marks, some of which are animated, and numbers with explanations.
 
-The browser draws a scene with `player.js`, because matplotlib takes 0.8 s per frame for six panels. A scene is one
-self-contained HTML page.
+The browser draws a scene with `draw.js`, because matplotlib takes 0.8 s per frame for six panels.
 
 Longer than 350 lines because all arguments are documented.
 """
@@ -13,8 +12,6 @@ import math
 from base64 import b64encode
 from collections.abc import Sequence
 from dataclasses import dataclass, field, fields
-from html import escape
-from importlib.resources import files
 from typing import Any, ClassVar, TypeAlias, TypedDict, final
 
 import numpy as np
@@ -279,7 +276,7 @@ class Scene:
         name: The name of the tab.
         moments: The name of each frame. A scene with one frame is not animated.
         panels: The panels.
-        numbers: The numbers below the panels.
+        numbers: The numbers above the panels.
     """
 
     name: str
@@ -287,21 +284,13 @@ class Scene:
     panels: Sequence[Panel]
     numbers: Sequence[Number] = field(default_factory=tuple)
 
-    def html(self) -> str:
-        """Render the scene.
+    def json(self) -> str:
+        """Write the scene for `player.js`.
 
         Returns:
-            A self-contained HTML page.
+            The scene as JSON.
         """
-        here = files("lazyscope.app")
-        script, look = ((here / name).read_text(encoding="utf-8") for name in ("player.js", "player.css"))
-        # "</" would end the script element, even inside a string.
-        data = json.dumps(plain(self), ensure_ascii=False, allow_nan=False).replace("</", "<\\/")
-        return (
-            f'<!doctype html><html lang="en"><head><meta charset="utf-8"><title>{escape(self.name)}</title>'
-            f'<link rel="icon" href="data:,"><style>{look}</style></head><body><script>const SCENE = {data};</script>'
-            f"<script>{script}</script></body></html>"
-        )
+        return json.dumps(plain(self), ensure_ascii=False, allow_nan=False)
 
 
 def plain(value: Any) -> Any:

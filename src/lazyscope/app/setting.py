@@ -1,11 +1,11 @@
-"""Settings of the explorer: their values, how they are written in links, and their elements on the page."""
+"""Settings of the explorer: their values, and how they are written in links and on the page."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeAlias, final
+from typing import Any, ClassVar, TypeAlias, final
 
 Value: TypeAlias = float | int | str | bool
 Values: TypeAlias = Mapping[str, Value]
@@ -14,6 +14,8 @@ Values: TypeAlias = Mapping[str, Value]
 class Setting(ABC):
     """A setting."""
 
+    kind: ClassVar[str]
+    """The kind of its element on the page."""
     label: str
     """The label."""
     meaning: str
@@ -21,7 +23,11 @@ class Setting(ABC):
     default: Value
     """The value if the link does not contain the setting."""
 
+    @property
     @abstractmethod
+    def offered(self) -> Sequence[Value]:
+        """All values, in the order of the element."""
+
     def parse(self, text: str) -> Value:
         """Read the value from a link.
 
@@ -31,18 +37,7 @@ class Setting(ABC):
         Returns:
             The value, or the default if the text is not valid.
         """
-
-    @abstractmethod
-    def element(self, ui: Any, value: Value) -> Any:
-        """Create the element of the page.
-
-        Args:
-            ui: The module `marimo.ui`.
-            value: The initial value.
-
-        Returns:
-            The element.
-        """
+        return next((value for value in self.offered if self.spell(value) == text), self.default)
 
     def spell(self, value: Value) -> str:
         """Format a value for a link.
@@ -54,6 +49,37 @@ class Setting(ABC):
             The text.
         """
         return f"{value:g}" if isinstance(value, float) else str(value)
+
+    def show(self, value: Value) -> str:
+        """Format a value for the page.
+
+        Args:
+            value: The value.
+
+        Returns:
+            The text.
+        """
+        text = self.spell(value)
+        return _SHOWN.get(text, text)
+
+    def spec(self) -> dict[str, Any]:
+        """Describe the element to `explorer.js`.
+
+        Returns:
+            A JSON-serialisable description. Values are written as in links.
+        """
+        return {
+            "kind": self.kind,
+            "label": self.label,
+            "meaning": self.meaning,
+            "default": self.spell(self.default),
+            "options": [self.spell(value) for value in self.offered],
+            "shown": [self.show(value) for value in self.offered],
+        }
+
+
+_SHOWN = {"inf": "∞", "True": "on", "False": "off"}
+"""The texts on the page of values that are written differently in links."""
 
 
 @final
@@ -68,16 +94,15 @@ class Steps(Setting):
         default: The value if the link does not contain the setting.
     """
 
+    kind = "steps"
     label: str
     meaning: str
     values: Sequence[float | int]
     default: float | int
 
-    def parse(self, text: str) -> Value:
-        return next((value for value in self.values if self.spell(value) == text), self.default)
-
-    def element(self, ui: Any, value: Value) -> Any:
-        return ui.slider(steps=list(self.values), value=value, show_value=True, full_width=True)
+    @property
+    def offered(self) -> Sequence[Value]:
+        return self.values
 
 
 @final
@@ -92,16 +117,15 @@ class Choice(Setting):
         default: The option if the link does not contain the setting.
     """
 
+    kind = "choice"
     label: str
     meaning: str
     options: Sequence[str]
     default: str
 
-    def parse(self, text: str) -> Value:
-        return text if text in self.options else self.default
-
-    def element(self, ui: Any, value: Value) -> Any:
-        return ui.dropdown(list(self.options), value=value, allow_select_none=False, full_width=True)
+    @property
+    def offered(self) -> Sequence[Value]:
+        return self.options
 
 
 @final
@@ -115,12 +139,11 @@ class Switch(Setting):
         default: The value if the link does not contain the setting.
     """
 
+    kind = "switch"
     label: str
     meaning: str
     default: bool
 
-    def parse(self, text: str) -> Value:
-        return {"True": True, "False": False}.get(text, self.default)
-
-    def element(self, ui: Any, value: Value) -> Any:
-        return ui.switch(value=value)
+    @property
+    def offered(self) -> Sequence[Value]:
+        return (False, True)

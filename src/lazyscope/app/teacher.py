@@ -8,10 +8,10 @@ from typing import final
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from lazyscope.app.compute.student import Lesson, circle_teacher, student, teach
-from lazyscope.app.scene import Arrows, Axis, Cursor, Dots, Line, Number, Panel, Scene, Trails
+from lazyscope.app.plane import neurons
+from lazyscope.app.scene import Axis, Cursor, Dots, Line, Number, Panel, Scene
 from lazyscope.app.setting import Choice, Steps, Switch, Values
 from lazyscope.app.tab import Tab
 from lazyscope.lab.style import BLACK, BLUE, GREEN, ORANGE, PURPLE, RED
@@ -20,10 +20,10 @@ from lazyscope.loss import Huber, Logistic, Loss, Square
 STEPS, FRAMES = 500, 44
 LOSSES: dict[str, Loss] = {"square": Square(), "logistic": Logistic(), "Huber": Huber(0.5)}
 STUDENT, TANGENT = BLUE, ORANGE
-LEAST = 1.3
-"""The smallest half width of the panels. The neurons of the teacher have length 1."""
-TINY = 0.25
-"""If all neurons are closer to 0 than this, the panel is enlarged. This happens for wide networks."""
+RINGS = (1.0, 4.0, 30.0)
+"""The circles in the panels. The teacher's neurons have length 1, and those of the network at most 25 at the start."""
+WIDE = 30
+"""Neurons of wider networks are small, so the part of the panel with linear distances shrinks in proportion."""
 
 
 @final
@@ -84,8 +84,9 @@ def scene(lesson: Lesson) -> Scene:
     time = lesson.steps + 1
     steps = Axis.decades(time, label="step + 1")
     losses = [lesson.loss[:, 0], lesson.test[:, 0], lesson.loss[:, 1], lesson.test[:, 1]]
-    moves = [lesson.displacement[1:], lesson.drift[1:], (1 - lesson.stability)[1:]]
-    spectra = [spectrum.eigenvalues for spectrum in lesson.spectra]
+    spectra = [spectrum.eigenvalues / lesson.spectra[0].eigenvalues[0] for spectrum in lesson.spectra]
+    signs = bool((lesson.target.abs() == 1).all())  # of the logistic loss, whose outputs keep growing
+    reach = 4.0 if signs else max(1.0, 1.4 * float(lesson.target.abs().max()))
     ranks = np.arange(1, len(lesson.x) + 1)
     angles = torch.rad2deg(lesson.angles)
     seen = torch.rad2deg(torch.atan2(lesson.x[:, 1], lesson.x[:, 0]))
@@ -93,12 +94,12 @@ def scene(lesson: Lesson) -> Scene:
         "teacher",
         [f"step {step}" for step in lesson.steps.tolist()],
         [
-            _neurons("The network: neurons |aⱼ|bⱼ", lesson, 0),
-            _neurons("The tangent model, from the same initialisation", lesson, 1),
+            _neurons("The network: neurons α|aⱼ|bⱼ", lesson, 0),
+            _neurons("Its tangent model, from the same start", lesson, 1),
             Panel(
                 "The function on the circle",
                 Axis(-180, 180, "angle of x, degrees"),
-                Axis.around(lesson.target, lesson.function[-1], lesson.y, margin=0.12),
+                Axis(-reach, reach),
                 [
                     Line(angles, lesson.target, "#9aa5b1", "teacher", width=4),
                     Line(angles, lesson.function[:, 1], TANGENT, "tangent"),
@@ -109,7 +110,7 @@ def scene(lesson: Lesson) -> Scene:
             Panel(
                 "Loss",
                 steps,
-                Axis.decades(*losses),
+                Axis(1e-6, 100, log=True),
                 [
                     Line(time, losses[0], STUDENT, "network, train"),
                     Line(time, losses[1], STUDENT, "network, test", dash="6 4"),
@@ -121,7 +122,7 @@ def scene(lesson: Lesson) -> Scene:
             Panel(
                 "Changes of the network",
                 steps,
-                Axis.decades(*moves, floor=1e-8),
+                Axis(1e-5, 1e3, log=True),
                 [
                     Line(time, lesson.displacement, GREEN, "weights"),
                     Line(time, lesson.drift, PURPLE, "tangent kernel"),
@@ -130,9 +131,9 @@ def scene(lesson: Lesson) -> Scene:
                 ],
             ),
             Panel(
-                "Spectrum of the tangent kernel",
+                "Spectrum of the tangent kernel, λᵢ/λ₁(K₀)",
                 Axis.decades(ranks, label="rank"),
-                Axis.decades(*spectra, floor=1e-10 * float(spectra[0][0])),
+                Axis(1e-8, 1e3, log=True),
                 [
                     Dots(ranks, spectra[0], "#9aa5b1", "start", size=4),
                     Dots(ranks, spectra[1], STUDENT, "end", size=2.6),
@@ -144,34 +145,20 @@ def scene(lesson: Lesson) -> Scene:
 
 
 def _neurons(title: str, lesson: Lesson, which: int) -> Panel:
-    paths, signs = lesson.neurons[:, which], lesson.signs[which]
-    colours = _colours(signs)
-    turn = np.linspace(0, 2 * np.pi, 100)
-    furthest = float(lesson.neurons[:, 0].abs().max())  # both panels have the range of the network
-    tiny = furthest < TINY
-    reach = 1.3 * furthest if tiny else max(LEAST, 1.08 * furthest)
-    beyond = int((paths[-1].abs().amax(-1) > reach).sum())
-    arrows = lesson.teacher.b * (0.95 * reach if tiny else 1.0)
-    words = [f"enlarged {1 / reach:.0f} times"] if tiny else []
-    words += [f"{beyond} of {len(colours)} neurons end outside the panel"] if beyond else []
-    return Panel(
+    paths = lesson.neurons[:, which]
+    furthest = lesson.neurons[-1].norm(dim=-1).amax(-1)
+    far = which == 1 and float(furthest[1]) > 2 * float(furthest[0])
+    plain = "linear up to the first circle, then logarithmic: 1, 4 and 30"
+    why = "small weights must move far to fit the samples along the tangent; the network turns instead"
+    return neurons(
         title,
-        Axis(-reach, reach, ticks=False),
-        Axis(-reach, reach, ticks=False),
-        [
-            Line(np.cos(turn), np.sin(turn), "#777777", dash="2 4", width=1),
-            Trails(paths[..., 0], paths[..., 1], colours),
-            Arrows(arrows[:, 0], arrows[:, 1], _colours(lesson.teacher.a)),
-            Dots(paths[..., 0], paths[..., 1], colours, size=4),
-        ],
-        note="; ".join(words) or "arrows: the teacher's neurons; dotted: the unit circle",
-        equal=True,
+        paths,
+        lesson.signs[which],
+        (lesson.teacher.b, lesson.teacher.a),
+        rings=RINGS,
+        linear=min(1.0, WIDE / paths.shape[1]),
+        note=why if far else plain if which == 0 else "",
     )
-
-
-def _colours(signs: Tensor) -> list[str]:
-    """Return red for a_j > 0 and blue otherwise, as in the paper."""
-    return [RED if sign > 0 else BLUE for sign in signs.tolist()]
 
 
 def _numbers(lesson: Lesson) -> list[Number]:
@@ -249,4 +236,16 @@ TAB = Tab(
         "loss": Choice("Loss", "the logistic loss learns the sign of the teacher", tuple(LOSSES), "square"),
     },
     draw,
+    "f(x) = {tau|τ²} Σⱼ aⱼ max(bⱼ·x, 0),  j = 1 … {width|m},  fitted to {samples|n} samples of a teacher with"
+    " {neurons|k} neurons",
+    {
+        "Feature learning": {},
+        "In between": {"tau": 0.5},
+        "Lazy": {"tau": 2.0},
+        "Very lazy": {"tau": 4.0},
+        "Few samples": {"samples": 5},
+        "Wide": {"width": 120},
+        "Not symmetrised": {"tau": 2.0, "symmetrised": False},
+        "Logistic loss": {"loss": "logistic"},
+    },
 )

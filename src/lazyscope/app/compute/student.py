@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import warnings
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import final
 
@@ -21,7 +22,7 @@ from lazyscope.diagnose.activations import activation_stability
 from lazyscope.diagnose.drift import kernel_drift
 from lazyscope.errors import InputError
 from lazyscope.flow.descent import gradient_descent, log_spaced
-from lazyscope.loss import Logistic, Loss
+from lazyscope.loss import Logistic, Loss, Square
 from lazyscope.model.base import Model
 from lazyscope.model.coordinates import Alpha, Coordinates, Pull, Studied, check_alpha
 from lazyscope.model.two_layer import TwoLayer
@@ -178,15 +179,75 @@ def student(width: int, seed: int, *, symmetrised: bool) -> TwoLayer:
     return TwoLayer.circle(width, [seed])[0].to(torch.float64)
 
 
+def step_size(loss: Loss, top: float, neurons: int, alpha: float) -> float:
+    """Compute a stable step size.
+
+    It is 1.5/(M(λ + k/α)), where M is the smoothness constant of the loss. The term k/α accounts for the growth of the
+    curvature from a small initialisation, until the mass of the network is that of the teacher. For the tangent model
+    it is 1/(Mλ).
+
+    Args:
+        loss: The loss.
+        top: The largest eigenvalue λ of K/n at the start.
+        neurons: The number k of neurons of the teacher.
+        alpha: The scale α; `math.inf` is the tangent model.
+
+    Returns:
+        The step size.
+    """
+    return 1.5 / (loss.smoothness * (top + neurons / alpha)) if alpha < math.inf else 1 / (loss.smoothness * top)
+
+
+def final_losses(
+    net: TwoLayer, teacher: TwoLayer, alphas: Sequence[float | int], *, samples: int, seed: int, steps: int
+) -> Float[Tensor, " k"]:
+    """Train a symmetrised network at several scales with the square loss, as `teach` does, in one batch.
+
+    Args:
+        net: The network at its initialisation.
+        teacher: The teacher.
+        alphas: The scales; `math.inf` is the tangent model.
+        samples: The number of samples.
+        seed: The seed of the samples.
+        steps: The number of steps.
+
+    Returns:
+        The test loss at the last step for each scale.
+    """
+    loss = Square()
+    x, circle, _ = _points(teacher, samples, seed)
+    top = float(Spectrum.of(net.coordinates(x, centred=True).kernel()).eigenvalues[0]) / samples
+    path = gradient_descent(
+        net,
+        loss,
+        x,
+        teacher(x),
+        alpha=list(alphas),
+        centred=True,
+        lr=[step_size(loss, top, len(teacher.a), float(alpha)) for alpha in alphas],
+        steps=steps,
+        record=[0, steps],
+        keep_params=True,
+    )
+    assert path.params is not None
+    function = net.coordinates(circle, list(alphas), centred=True).outputs({k: v[-1] for k, v in path.params.items()})
+    return loss(function[..., :-1], teacher(circle)[:-1])
+
+
+def _points(teacher: TwoLayer, samples: int, seed: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the samples, the points of the circle and their angles."""
+    x = sphere(POINTS, 2, [seed])[0, len(teacher.a) :][:samples].double()
+    angles = torch.linspace(-math.pi, math.pi, ANGLES, dtype=torch.float64, device="cpu")
+    return x, torch.stack([angles.cos(), angles.sin()], dim=-1), angles
+
+
 def teach(
     net: TwoLayer, teacher: TwoLayer, loss: Loss, *, samples: int, seed: int, alpha: float, steps: int, frames: int
 ) -> Lesson:
     """Train a network at scale α and its tangent model by gradient descent, on uniform samples on the circle.
 
-    The target is the sign of the teacher for the logistic loss, and its value for other losses. The step size of the
-    network is 1.5/(M(λ + k/α)), where M is the smoothness constant of the loss, k the number of neurons of the teacher,
-    and λ the largest eigenvalue of K/n at the start. The term k/α accounts for the growth of the curvature from a small
-    initialisation, until the mass of the network is that of the teacher. The step size of the tangent model is 1/(Mλ).
+    The target is the sign of the teacher for the logistic loss, and its value for other losses. The step sizes are
+    those of `step_size`.
 
     Args:
         net: The network at its initialisation.
@@ -201,14 +262,12 @@ def teach(
     Returns:
         The recorded training.
     """
-    x = sphere(POINTS, 2, [seed])[0, len(teacher.a) :][:samples].double()
-    angles = torch.linspace(-math.pi, math.pi, ANGLES, dtype=torch.float64, device="cpu")
-    circle = torch.stack([angles.cos(), angles.sin()], dim=-1)
+    x, circle, angles = _points(teacher, samples, seed)
     y, target = (_labels(loss, teacher(points)) for points in (x, circle))
     pair = Pair(net)
     start = Spectrum.of(net.coordinates(x, centred=True).kernel())
     top = float(start.eigenvalues[0]) / samples
-    rates = [1.5 / (loss.smoothness * (top + len(teacher.a) / alpha)), 1 / (loss.smoothness * top)]
+    rates = [step_size(loss, top, len(teacher.a), scale) for scale in (alpha, math.inf)]
     unseen = pair.coordinates(circle, alpha)
 
     def observe(v: Params) -> dict[str, Tensor]:
