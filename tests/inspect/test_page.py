@@ -79,7 +79,12 @@ def test_it_opens_in_a_browser_without_errors_or_requests(report: Report, tmp_pa
         assert all(width > 100 for width in widths)
         for title in [section.title for section in report.sections()]:
             assert page.get_by_role("heading", name=title).is_visible()
-        assert page.locator("tr[title]").first.get_attribute("title")
+        assert page.locator("h1").inner_text() == report.meaning.headline
+        assert page.locator("#recipes pre").all_inner_texts() == [recipe.code for recipe in report.recipes]
+        formulas = page.locator("details")
+        assert not any(formulas.evaluate_all("all => all.map(one => one.open)")), "formulas are folded away"
+        formulas.last.locator("summary").click()
+        assert formulas.last.locator("table").is_visible()
         for width in (1100, 400):  # nothing is wider than the window, also on a phone
             page.set_viewport_size({"width": width, "height": 800})
             assert page.evaluate("document.documentElement.scrollWidth") <= width
