@@ -81,7 +81,7 @@ def test_the_spectrum_is_that_of_the_dense_jacobian(report: Report, model: ls.Mo
 def test_training_is_plain_gradient_descent_on_the_net_and_on_its_linearisation(report: Report) -> None:
     x, y = data()
     for module, losses in ((net_of(), report.courses[0].loss), (ls.Linearised(net_of()), report.tangents.loss)):
-        optimiser = torch.optim.SGD(module.parameters(), lr=report.tangents.lr)
+        optimiser = torch.optim.SGD(module.parameters(), lr=report.limits.lr)
         seen = []
         for _ in range(STEPS + 1):
             optimiser.zero_grad()
@@ -96,7 +96,7 @@ def test_a_large_alpha_is_the_scaled_model_from_the_same_start(report: Report, m
     x, y = data()
     start = model(x).detach()
     scaled = ls.Scaled(net_of(), 10.0)
-    optimiser = torch.optim.SGD(scaled.parameters(), lr=report.tangents.lr)
+    optimiser = torch.optim.SGD(scaled.parameters(), lr=report.limits.lr)
     for _ in range(STEPS):
         optimiser.zero_grad()
         Square()(start + scaled(x), y).backward()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -41,11 +42,15 @@ def test_the_page_is_whole_and_alone(report: Report, tmp_path: Path) -> None:
         assert word in text
 
 
-def test_what_users_write_is_escaped(report: Report, tmp_path: Path) -> None:
-    from dataclasses import replace
-
-    odd = replace(report, notes=("<script>alert(1)</script>",))
-    assert "<script>" not in odd.to_html()
+def test_what_users_write_is_escaped_and_unequal_lengths_are_stated(report: Report) -> None:
+    own, *others = report.courses
+    courses = (own, *(course.until(10, report.tangents) for course in others))
+    odd = replace(report, notes=("<script>alert(1)</script>",), courses=courses).to_html()
+    assert "<script>" not in odd
+    last = courses[1].steps[-1]
+    for words in (f"compared over the first {last} steps", f"trained for the first {last} steps only"):
+        assert words in odd
+        assert words not in report.to_html()
 
 
 @pytest.mark.skipif(BROWSER is None, reason="no browser is installed: the page is not opened")

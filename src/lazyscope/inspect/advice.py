@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import final
 
-from lazyscope.diagnose.verdict import FITTED, Word
+from lazyscope.diagnose.verdict import FITTED, LAZY_GAP, Word
 from lazyscope.inspect.course import Course
 from lazyscope.inspect.prediction import Limits
 from lazyscope.inspect.reading import short
@@ -19,6 +19,9 @@ LARGE = 1.5
 
 POOR, RICH = 0.01, 0.3
 """The smallest and the largest α that are recommended for learning more features. A smaller α needs many more steps."""
+
+WIDER = 20
+"""The largest factor for the width that is worth recommending."""
 
 
 @final
@@ -109,11 +112,14 @@ def recipes(word: Word, scale: Scale, courses: Sequence[Course], optimiser: str)
         if measured is not None
         else f"This α is predicted by {number} and was not tried."
     )
+    wider = (
+        f" A network that is {short(low)} to {short(high)} times as wide has a similar effect." if low <= WIDER else ""
+    )
     lazier = Recipe(
         "Lazier still" if word is Word.LAZY else "To make it lazy",
-        f"net = ls.Scaled(net, alpha={alpha:g})\n{optimiser}",
-        f"The outputs become α(h(w) - h(w₀)), which start at 0, and the learning rate stays the same. {evidence} A"
-        f" network that is {short(low)} to {short(high)} times as wide has a similar effect.",
+        f"net = ls.Scaled(net, alpha={alpha})\n{optimiser}",
+        "The outputs become α(h(w) - h(w₀)), which start at 0, and the learning rate stays the same."
+        f" {evidence}{wider}",
     )
     value = scale.relative.centred().value
     if not value > 0:
@@ -121,7 +127,7 @@ def recipes(word: Word, scale: Scale, courses: Sequence[Course], optimiser: str)
     small = _digits(min(RICH, max(POOR, value)), 1)
     richer = Recipe(
         "To learn more features",
-        f"net = ls.Scaled(net, alpha={small:g})\n{optimiser}",
+        f"net = ls.Scaled(net, alpha={small})\n{optimiser}",
         f"With α below 1 the weights must move {short(1 / small)} times as far for the same outputs. Smaller initial"
         " weights of the last layer, or a narrower network, have a similar effect.",
     )
@@ -130,7 +136,7 @@ def recipes(word: Word, scale: Scale, courses: Sequence[Course], optimiser: str)
 
 def _lazier(scale: Scale, courses: Sequence[Course]) -> tuple[float, float | None]:
     """Choose α: at least as predicted, and at least as large as one at which training was lazy."""
-    value = scale.relative.lazy_scale()
+    value = scale.relative.lazy_scale(LAZY_GAP)  # the deviation is of the order of κ
     predicted = max(value if math.isfinite(value) else 0.0, 2.0)
     others = [course for course in courses if course.alpha > 1 and course.fell_to < FITTED]
     seen = next((c.alpha for c in sorted(others, key=lambda c: c.alpha) if word_of(c) is Word.LAZY), None)
@@ -156,7 +162,7 @@ def sgd(limits: Limits) -> str:
         The code, for the normalisation of PyTorch's loss.
     """
     rate = _digits(limits.suggested, 2)
-    return f"optimiser = torch.optim.SGD(net.parameters(), lr={rate:g})  # for {limits.torch_loss}, all samples"
+    return f"optimiser = torch.optim.SGD(net.parameters(), lr={rate:g})"
 
 
 def warning_of(scale: Scale) -> Recipe | None:
@@ -174,7 +180,7 @@ def warning_of(scale: Scale) -> Recipe | None:
     number = "κ" if scale.symbol == "κ" else "The criterion"
     return Recipe(
         "The starting outputs are large",
-        "net = ls.Scaled(net, alpha=1, centred=True)  # subtracts the outputs at the start",
+        "net = ls.Scaled(net, alpha=1.0, centred=True)  # subtracts the outputs at the start",
         f"‖h(w₀)‖ = {short(r.initial)}, and the loss starts at {short(r.at_start.excess)}, while outputs of zero would"
         f" have {short(r.at_zero.excess)}. Training first has to undo these outputs. {number} is {short(scale.value)},"
         f" and {short(r.centred().value)} if the outputs start at zero. Initialise the last layer with smaller weights,"

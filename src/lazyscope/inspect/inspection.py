@@ -14,9 +14,10 @@ from torch.utils.data import DataLoader
 from lazyscope._typing import Inputs
 from lazyscope.ambient import Shared, without_autocast
 from lazyscope.errors import InputError
+from lazyscope.inspect.batches import Batches
 from lazyscope.inspect.budget import Budget, Clock
 from lazyscope.inspect.course import Course, Tangents
-from lazyscope.inspect.own import Batches, Training, training_of
+from lazyscope.inspect.own import Training, training_of
 from lazyscope.inspect.prediction import limits_of, predict
 from lazyscope.inspect.probe import Probe
 from lazyscope.inspect.reading import short
@@ -162,7 +163,8 @@ def _inspected(
         stages.begin("the inverse relative scale", 0.2)
         scale = scale_of(studied, tangent, clock, seed, notes)
         stages.begin("the predicted curve", 0.05)
-        prediction = predict(studied, kernel, tangent)
+        # the predicted curve is that of a gradient flow, which other trainings do not follow
+        prediction = predict(studied, kernel, tangent) if training is None else None
         limits = limits_of(studied, tangent, steepest(studied, kernel, tangent))
         before = clock.elapsed
         probe = Probe(studied, notes)

@@ -12,14 +12,14 @@ from typing import Any, TypeAlias, final
 
 import torch
 from torch import Tensor, nn
-from torch.utils.data import DataLoader
 
 from lazyscope._typing import Inputs, Params
 from lazyscope.ambient import derivatives
 from lazyscope.errors import InputError
 from lazyscope.flow.descent import DIVERGED
+from lazyscope.inspect.batches import Batches
 from lazyscope.inspect.subject import Subject
-from lazyscope.labels import as_numbers, as_target
+from lazyscope.labels import as_numbers
 from lazyscope.loss import Square
 from lazyscope.model.base import Model
 from lazyscope.model.increment import Scale
@@ -27,88 +27,6 @@ from lazyscope.model.inputs import Samples, as_inputs
 
 Step: TypeAlias = Callable[[Any, Any], Any]
 """A function that makes one training step on a batch of inputs and targets."""
-
-HELD = 0.25
-"""The share of the memory that the batches of a loader may take."""
-
-
-@final
-@dataclass(frozen=True)
-class Batches:
-    """The batches of all trainings, in the same order for each of them.
-
-    Args:
-        held: The batches, which are repeated.
-        whole: Whether they are all batches that the loader has.
-    """
-
-    held: Sequence[tuple[Inputs, Tensor]]
-    whole: bool = True
-
-    def at(self, step: int) -> tuple[Inputs, Tensor]:
-        """Return the batch of a step.
-
-        Args:
-            step: The step.
-
-        Returns:
-            The inputs and the targets.
-        """
-        return self.held[step % len(self.held)]
-
-    @classmethod
-    def of(cls, loader: DataLoader[Any], memory: int) -> Batches:
-        """Read the batches of a loader.
-
-        Args:
-            loader: The loader. Each batch is a pair of inputs and targets.
-            memory: The memory of the inspection, in bytes, of which the batches take at most a quarter.
-
-        Returns:
-            The first batches.
-
-        Raises:
-            InputError: If the loader is empty, or a batch is not a pair.
-        """
-        found: list[tuple[Inputs, Tensor]] = []
-        size = 0
-        for batch in loader:
-            if not isinstance(batch, tuple | list) or len(batch) != 2:
-                raise InputError(
-                    f"A batch of the DataLoader is a {type(batch).__name__}, not a pair; let collate_fn return (inputs,"
-                    " targets)."
-                )
-            inputs, target = batch
-            inputs = tuple(inputs) if isinstance(inputs, list) else inputs
-            leaves = (*Samples(inputs).tensors, target := as_target(target, Samples(inputs).tensors[0]))
-            size += sum(leaf.numel() * leaf.element_size() for leaf in leaves)
-            if found and size > HELD * memory:
-                return cls(found, False)
-            found.append((inputs, target))
-        if not found:
-            raise InputError("The DataLoader has no batches; pass one with at least one.")
-        return cls(found)
-
-    def joined(self) -> tuple[Inputs, Tensor]:
-        """Concatenate the batches.
-
-        Returns:
-            The inputs and the targets of all batches.
-        """
-        parts = [Samples(inputs) for inputs, _ in self.held]
-        columns = iter([torch.cat(each) for each in zip(*(part.tensors for part in parts), strict=True)])
-        return parts[0].map(lambda _: next(columns)), torch.cat([target for _, target in self.held])
-
-    def to(self, device: torch.device) -> Batches:
-        """Move the batches to a device.
-
-        Args:
-            device: The device.
-
-        Returns:
-            The batches there.
-        """
-        return Batches([(Samples(inputs).to(device), target.to(device)) for inputs, target in self.held], self.whole)
 
 
 @final
@@ -259,7 +177,7 @@ def _code(optimiser: torch.optim.Optimizer) -> str:
     kind = type(optimiser)
     if getattr(torch.optim, kind.__name__, None) is not kind or len(optimiser.param_groups) > 1:
         return Training.code
-    usual = kind([torch.zeros(1, requires_grad=True)]).defaults  # type: ignore[call-arg]
+    usual = kind([torch.zeros(1, requires_grad=True)]).defaults
     options = {name: value for name, value in optimiser.defaults.items() if name == "lr" or value != usual.get(name)}
     shown = "".join(f", {name}={float(value) if name == 'lr' else value!r}" for name, value in options.items())
     return f"optimiser = torch.optim.{kind.__name__}(net.parameters(){shown})"
@@ -364,5 +282,5 @@ def walk(
     if status != "diverged" and marks[-1] and float(travel) == 0:
         raise InputError("The training does not change the weights; let step(x, y) train the module that it was given.")
     rows += [rows[-1]] * (len(marks) - len(rows))
-    return Walk(*(torch.stack(each) for each in zip(*rows, strict=True)), status)
-
+    outputs, losses, moves = (torch.stack(each) for each in zip(*rows, strict=True))
+    return Walk(outputs, losses, moves, status)

@@ -5,14 +5,13 @@ from __future__ import annotations
 import base64
 import math
 from dataclasses import dataclass
-from typing import final
+from typing import Any, final
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from lazyscope.diagnose.verdict import FEATURE_GAP, LAZY_GAP
 from lazyscope.inspect.pictures import Picture, alignment, curves, distances, drifts, ladder, spectrum
 from lazyscope.inspect.reading import Reading, percent, short
-from lazyscope.inspect.report import Report
 
 LEAST, MOST = 1e-3, 1.0
 """The ends of the gauge, on a logarithmic scale."""
@@ -56,11 +55,11 @@ class Gauge:
     scales: tuple[tuple[float, str], ...]
 
 
-def render(report: Report) -> str:
+def render(report: Any) -> str:
     """Render the page.
 
     Args:
-        report: The report.
+        report: The `Report`.
 
     Returns:
         The page as HTML.
@@ -76,11 +75,11 @@ def render(report: Report) -> str:
     )
 
 
-def gauge(report: Report) -> Gauge | None:
+def gauge(report: Any) -> Gauge | None:
     """Place a model on the gauge.
 
     Args:
-        report: The report.
+        report: The `Report`.
 
     Returns:
         The gauge, or None if the training diverged.
@@ -98,11 +97,11 @@ def _place(value: float) -> float:
     return round(100 * share, 1)
 
 
-def cards(report: Report) -> list[Reading]:
+def cards(report: Any) -> list[Reading]:
     """Choose the main numbers, with plain explanations.
 
     Args:
-        report: The report.
+        report: The `Report`.
 
     Returns:
         The numbers.
@@ -136,11 +135,11 @@ def cards(report: Report) -> list[Reading]:
     ]
 
 
-def sections(report: Report) -> list[Section]:
+def sections(report: Any) -> list[Section]:
     """Compose the sections of the page below the verdict.
 
     Args:
-        report: The report.
+        report: The `Report`.
 
     Returns:
         The sections.
@@ -196,8 +195,9 @@ def sections(report: Report) -> list[Section]:
         ),
         Section(
             "Learning rates",
-            "The safe learning rate is well below the largest stable one, at which full-batch gradient descent on the"
-            " linearised model starts to oscillate.",
+            f"A safe learning rate for plain SGD on all samples with {report.limits.torch_loss} is"
+            f" {short(report.limits.suggested)}. It is well below the largest stable one, at which gradient descent on"
+            " the linearised model starts to oscillate.",
             (),
             tuple(report.limits.readings()),
         ),

@@ -13,12 +13,12 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import NullFormatter
 
+from lazyscope.inspect.course import Course, Tangents
 from lazyscope.inspect.prediction import Prediction
 from lazyscope.inspect.probe import Drift
 from lazyscope.inspect.reading import short
 from lazyscope.inspect.scale import Scale
 from lazyscope.inspect.tangent import Tangent
-from lazyscope.inspect.course import Course, Tangents
 from lazyscope.lab.style import BLACK, BLUE, GREEN, ORANGE, PURPLE, RED, SKY, panels, style
 from lazyscope.theory.criterion import LAZY
 

@@ -96,8 +96,7 @@ class Report:
 
     @property
     def compared(self) -> tuple[Course, ...]:
-        """The training runs up to the last step of the shortest one, so that different α are compared at equal steps.
-        """
+        """The training runs up to the last step of the shortest one: different α are compared at equal steps."""
         common = min(course.steps[-1] for course in self.courses)
         return tuple(course.until(common, self.tangents) for course in self.courses)
 

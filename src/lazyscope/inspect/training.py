@@ -27,6 +27,10 @@ MARKS = 60
 SHARE = 0.5
 """The fraction of the training time that is used for α = 1, the user's model."""
 
+LEAST = 0.1
+"""The least fraction of the planned time for the steps of α = 1, and for those of the other scales, if the measurements
+before them took long: without training there is no verdict."""
+
 
 @final
 @dataclass(frozen=True)
@@ -84,16 +88,16 @@ def plan(
     """
     if budget.steps is not None:
         return _plan(lr, budget.steps, budget.steps, alphas, training)
-    seconds = 0.85 * clock.left
+    seconds, least = 0.85 * clock.left, LEAST * clock.seconds
     once = {alpha: _step_seconds(subject, alpha, lr, clock, training) for alpha in alphas}
     others = [alpha for alpha in alphas if alpha != 1]
     straight = 0.0 if training is None else _step_seconds(subject, math.inf, lr, clock, training)
     share = (SHARE if others else 1.0) * seconds - probe_seconds * len(_moments(STEPS, 1.0, STEPS))
-    own = max(10, min(STEPS, int(share / (once[1.0] + straight))))
+    own = max(10, min(STEPS, int(max(share, least) / (once[1.0] + straight))))
     if not others:
         return _plan(lr, own, own, alphas, training)
     rest = (1 - SHARE) * seconds - probe_seconds * len(others)
-    common = max(4, min(own, int(rest / sum(once[alpha] for alpha in others))))
+    common = max(4, min(own, int(max(rest, least) / sum(once[alpha] for alpha in others))))
     return _plan(lr, own, common, alphas, training)
 
 

@@ -10,9 +10,9 @@ from lazyscope.diagnose.verdict import FEATURE_GAP as FEATURE_GAP
 from lazyscope.diagnose.verdict import FITTED, side
 from lazyscope.diagnose.verdict import LAZY_GAP as LAZY_GAP
 from lazyscope.diagnose.verdict import Word as Word
+from lazyscope.inspect.course import FIT, Course, Tangents
 from lazyscope.inspect.reading import percent, short
 from lazyscope.inspect.scale import Scale
-from lazyscope.inspect.course import FIT, Course, Tangents
 from lazyscope.theory.criterion import LAZY
 
 
@@ -85,23 +85,21 @@ def judge(
     """
     own = courses[0]
     word = word_of(own)
-    return Verdict(word, _sentence(word, own, beside, way), tuple(_evidence(scale, own, beside)), _change(word, scale, courses))
+    sentence, change = _sentence(word, own, beside, way), _change(word, scale, courses)
+    return Verdict(word, sentence, tuple(_evidence(scale, own, beside)), change)
 
 
 def _sentence(word: Word, own: Course, beside: Tangents, way: str) -> str:
     went = "fell" if own.fell_to <= 1 else "rose"
-    fitted = (
-        f"Over {own.steps[-1]} steps of {way}, the loss {went} to {percent(own.fell_to)} of its initial"
-        " value, and"
-    )
+    fitted = f"Over {own.steps[-1]} steps of {way}, the loss {went} to {percent(own.fell_to)} of its initial value, and"
     gap = percent(own.unexplained)
     words = {
-        Word.LAZY: f"The training of this model is lazy. {fitted} the tangent model explains all but {gap} of the"
-        " change of the outputs.",
-        Word.BETWEEN: f"This model is between lazy training and feature learning. {fitted} the tangent model does not"
-        f" explain {gap} of the change of the outputs.",
-        Word.FEATURES: f"This model learns features. {fitted} the tangent model does not explain {gap} of the change of"
-        " the outputs.",
+        Word.LAZY: f"{fitted} the tangent model explains all but {gap} of the change of the outputs: the training of"
+        " this model is lazy.",
+        Word.BETWEEN: f"{fitted} the tangent model does not explain {gap} of the change of the outputs: this model is"
+        " between lazy training and feature learning.",
+        Word.FEATURES: f"{fitted} the tangent model does not explain {gap} of the change of the outputs: this model"
+        " learns features.",
         Word.UNSTABLE: "Training diverged with a learning rate at which the tangent model is stable, because the"
         " curvature grew during training. The tangent model does not describe this model, so its training is not lazy."
         if beside.status != "diverged"
