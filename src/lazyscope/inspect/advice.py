@@ -53,7 +53,7 @@ MEANINGS = {
     ),
     Word.BETWEEN: Meaning(
         "This model learns some features, and otherwise follows its linearisation.",
-        "The linearised model describes the training roughly, but not in detail. Many wide networks are here.",
+        "The linearised model describes the training roughly, but not in detail.",
         "Good if you want a model that learns features and still trains smoothly.",
         "Bad if you rely on formulas for the linearised model (kernel regression, infinite width, influence functions):"
         " they are inaccurate here.",
