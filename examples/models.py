@@ -6,16 +6,13 @@ random weights, and most are small enough for two cores.
 
 from __future__ import annotations
 
-import importlib
 import math
-from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from lazyscope.data.digits import digits
-from lazyscope.errors import ModelError
 from lazyscope.loss import CrossEntropy, Square
 from lazyscope.model.resnet import resnet18
 from lazyscope.model.vgg import vgg11
@@ -44,30 +41,6 @@ def cnn() -> nn.Module:
         nn.Conv2d(16, 32, 3, padding=1), nn.BatchNorm2d(32), nn.ReLU(), nn.AdaptiveAvgPool2d(2),
         nn.Flatten(), nn.Dropout(0.3), nn.Linear(128, 10),
     ).eval()  # fmt: skip
-
-
-def torchvision_resnet() -> nn.Module:
-    """torchvision's ResNet-18 with ten outputs, in evaluation mode, for --data cifar10."""
-    return _from("torchvision.models", "resnet18", weights=None, num_classes=10).eval()
-
-
-def timm_resnet() -> nn.Module:
-    """timm's ResNet-18 with ten outputs, in evaluation mode, for --data cifar10."""
-    return _from("timm", "create_model", "resnet18", pretrained=False, num_classes=10).eval()
-
-
-def _from(module: str, name: str, *args: Any, **kwargs: Any) -> nn.Module:
-    """Import a model from a library that may be missing or incompatible with this version of torch."""
-    try:
-        found: nn.Module = getattr(importlib.import_module(module), name)(*args, **kwargs)
-    except (ImportError, RuntimeError, AttributeError) as error:
-        package = module.partition(".")[0]
-        reason = " ".join(str(error).split())
-        raise ModelError(
-            f"{package} cannot be imported ({reason}); install a version of {package} for torch {torch.__version__}, or"
-            " inspect examples.models:cnn instead."
-        ) from error
-    return found
 
 
 # ── transformers ───────────────────────────────────────────────────────────────────────────────────────────────────
@@ -115,7 +88,11 @@ def vit() -> nn.Module:
 
 
 class GPT(nn.Module):
-    """A GPT: causal transformer blocks, with the output layer tied to the embedding."""
+    """A GPT: causal transformer blocks, with the output layer tied to the embedding.
+
+    Weights have a standard deviation of 0.02, and those that add to the residual stream one that is √(2·depth) times
+    smaller, as in GPT-2. With the default N(0, 1) of `nn.Embedding`, the tied output layer would start at huge outputs.
+    """
 
     def __init__(self, tokens: int, places: int, width: int = 32, depth: int = 2) -> None:
         super().__init__()
@@ -124,6 +101,16 @@ class GPT(nn.Module):
         self.blocks = nn.Sequential(*(Block(width, 4, causal=True) for _ in range(depth)))
         self.norm = nn.LayerNorm(width)
         self.head = nn.Linear(width, tokens, bias=False)
+        for module in self.modules():
+            if isinstance(module, nn.Linear | nn.Embedding):
+                nn.init.normal_(module.weight, std=0.02)
+            if isinstance(module, nn.Linear) and module.bias is not None:
+                nn.init.zeros_(module.bias)
+        for block in self.blocks:
+            assert isinstance(block, Block)
+            for last in (block.back, block.mlp[2]):
+                assert isinstance(last, nn.Linear)
+                nn.init.normal_(last.weight, std=0.02 / math.sqrt(2 * depth))
         self.head.weight = self.embedding.weight
 
     def forward(self, tokens: Tensor) -> Tensor:

@@ -23,9 +23,10 @@ report = ls.inspect(net, x, y, steps=60, seconds=10)
 print(report)
 
 # %% [markdown]
-# The first line is the verdict. The second has κ, the number that predicts it before any training, and how much of the
-# training the linearisation explains. The last line says what would change the verdict. Feature learning is the usual
-# and often the wanted regime; lazy training is easier to analyse and often generalises worse.
+# The first line is the verdict, and the second what it means. Then come κ, the number that predicts it before any
+# training, how much of the training the linearisation explains, and a safe learning rate. The last lines are code that
+# makes the training lazier or richer. Feature learning is the usual and often the wanted regime; lazy training is
+# easier to analyse and often generalises worse.
 #
 # The full report is one web page, with figures and explanations. In Colab, it is in the list of files on the left.
 

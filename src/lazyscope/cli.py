@@ -10,6 +10,7 @@ import traceback
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from enum import StrEnum
 from importlib import import_module
 from importlib.metadata import version as installed
@@ -191,7 +192,10 @@ def report(out: Out = Path("results")) -> None:
 def inspect_model(
     factory: Annotated[
         str,
-        typer.Argument(help="package.module:factory, which returns a module, (module, x, y) or (module, x, y, loss)."),
+        typer.Argument(
+            help="package.module:factory, which returns a module, (module, x, y) or (module, x, y, loss); or timm:NAME,"
+            " torchvision:NAME."
+        ),
     ],
     data: Annotated[str | None, typer.Option(help="Data: digits, cifar10, or FILE.npz with arrays x and y.")] = None,
     out: Annotated[
@@ -223,7 +227,7 @@ def inspect_model(
     disk.check(out.parent)
     if data_dir is not None:
         os.environ[VARIABLE] = str(data_dir.expanduser().absolute())
-    net, x, y, own = bring(factory, data, choose_device(device), evaluation=evaluation, seed=seed)
+    net, x, y, own, notes = bring(factory, data, choose_device(device), evaluation=evaluation, seed=seed)
     columns = (
         TextColumn("{task.description:28}"),
         BarColumn(),
@@ -246,6 +250,7 @@ def inspect_model(
             seed=seed,
             progress=lambda name, done: bars.update(bar, description=name, completed=done),
         )
+    found = replace(found, notes=(*notes, *found.notes))
     console.print(Text(str(found)), soft_wrap=True)
     for note in found.notes:
         errors.print(Text("note: ", "bold yellow") + Text(note, "default"), soft_wrap=True)

@@ -45,13 +45,30 @@ def inspection(folder: Path) -> Path:
     return ls.inspect(net, x, x[:, :1], seconds=2, steps=20, points=12).save(folder / "inspection.html")
 
 
+def run(folder: Path) -> Path:
+    """Write the report of a monitor."""
+    torch.manual_seed(0)
+    net = torch.nn.Sequential(torch.nn.Linear(3, 8), torch.nn.ReLU(), torch.nn.Linear(8, 8), torch.nn.Linear(8, 2))
+    x = torch.randn(12, 3)
+    optimiser = torch.optim.SGD(net.parameters(), lr=0.2)
+    monitor = ls.Monitor(net, x, x[:, :2], optimiser=optimiser, every=4)
+    for _ in range(12):
+        optimiser.zero_grad()
+        (net(x) - x[:, :2]).square().mean().backward()
+        optimiser.step()
+        monitor()
+    path = folder / "run.html"
+    monitor.report(path)
+    return path
+
+
 def play(folder: Path) -> Path:
     path = folder / "play.html"
     path.write_text(play_page(), encoding="utf-8")
     return path
 
 
-@pytest.fixture(scope="module", params=[report, inspection, play], ids=lambda make: make.__name__)
+@pytest.fixture(scope="module", params=[report, inspection, run, play], ids=lambda make: make.__name__)
 def path(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     made: Path = request.param(tmp_path_factory.mktemp(request.param.__name__))
     return made
@@ -64,7 +81,11 @@ def test_a_page_is_accessible_and_quiet(
     tab = browser.new_page(viewport={"width": width, "height": 844}, color_scheme=scheme)
     complaints = complaints_of(tab)
     tab.goto(path.as_uri())
-    assert serious(tab) == []
+    tab.evaluate("document.querySelectorAll('details').forEach((one) => { one.open = true; })")
+    for colours in ("light", "dark") if path.name in ("inspection.html", "run.html") else (scheme,):
+        tab.emulate_media(color_scheme=colours)
+        assert serious(tab) == []
+    tab.emulate_media(color_scheme=scheme)
     assert tab.evaluate("document.documentElement.scrollWidth") <= width, "the page scrolls sideways"
     shots = Path(os.environ.get("LAZYSCOPE_SCREENSHOTS", tmp_path))
     tab.screenshot(path=shots / f"{path.parent.name.rstrip('0123456789')}-{width}-{scheme}.png", full_page=True)

@@ -226,7 +226,7 @@ def inspect(t: Trial) -> None:
     top = float(torch.linalg.eigvalsh(t.plain.kernel / t.points)[-1])
     t.close("λ₁", report.tangent.top, top)
     _check_scale(t, report.scale.relative, 0.5)  # its search has a time budget
-    lr = report.tangents.lr
+    lr = report.limits.lr
     for course in report.courses:
         losses = t.plain.losses(y, lr, course.alpha, course.steps)
         t.agree(f"losses at α = {course.alpha:g}", numbers(*course.loss), numbers(*losses), 10 * t.tolerance)

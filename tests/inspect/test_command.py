@@ -6,10 +6,17 @@ import json
 import sys
 from functools import partial
 from pathlib import Path
+from types import ModuleType
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
+import torch
 from tests.command import Command, command_in
+from torch import Tensor, nn
+
+from lazyscope.errors import InputError, ModelError
+from lazyscope.inspect.door import bring
 
 ROOT = Path(__file__).parents[2]
 FAST = ("--steps", "3", "--seconds", "0.5", "--alpha", "10", "--device", "cpu")
@@ -44,17 +51,102 @@ def test_real_models_go_through(inspected: Command, name: str, more: tuple[str, 
     assert found["about"]["n"] == int(more[-1])
 
 
-@pytest.mark.parametrize("name", ["torchvision_resnet", "timm_resnet"])
-def test_models_of_libraries_go_through_or_name_the_remedy(inspected: Command, name: str, tmp_path: Path) -> None:
+class Plain(nn.Module):
+    """A tiny image classifier with batch normalisation, which accepts images of any size."""
+
+    def __init__(self, classes: int) -> None:
+        super().__init__()
+        self.first, self.norm, self.head = nn.Conv2d(3, 2, 3, stride=2), nn.BatchNorm2d(2), nn.Linear(2, classes)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.head(self.norm(self.first(x)).relu().mean((2, 3)))
+        return out
+
+
+class Patches(nn.Module):
+    """A tiny image classifier that accepts images of 48 × 48 pixels only, as vision transformers do."""
+
+    default_cfg: ClassVar[dict[str, Any]] = {"input_size": (3, 48, 48)}
+
+    def __init__(self, classes: int) -> None:
+        super().__init__()
+        self.patches, self.head = nn.Conv2d(3, 1, 16, 16), nn.Linear(9, classes)
+
+    def forward(self, x: Tensor) -> Tensor:
+        assert x.shape[-1] == 48, "Input height doesn't match model (48)."
+        out: Tensor = self.head(self.patches(x).flatten(1).tanh())
+        return out
+
+
+@pytest.fixture
+def libraries(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Stand-ins for timm and torchvision, which are not installed here, with the functions of their documentation."""
+    kinds = {"resnet18": Plain, "vit": Patches}
+
+    def create_model(model_name: str, pretrained: bool = False, *, num_classes: int) -> nn.Module:
+        if model_name not in kinds:
+            raise RuntimeError(f"Unknown model ({model_name})")
+        return kinds[model_name](num_classes)
+
+    def get_model(name: str, *, weights: None, num_classes: int) -> nn.Module:
+        return create_model(name, num_classes=num_classes)
+
+    timm, torchvision, models = (ModuleType(name) for name in ("timm", "torchvision", "torchvision.models"))
+    vars(timm)["create_model"], vars(models)["get_model"] = create_model, get_model
+    for module in (timm, torchvision, models):
+        monkeypatch.setitem(sys.modules, module.__name__, module)
+
+
+@pytest.mark.usefixtures("libraries")
+def test_models_of_libraries_are_adapted_to_the_data(tmp_path: Path) -> None:
     rng = np.random.default_rng(0)
-    np.savez(tmp_path / "data.npz", x=rng.standard_normal((2, 3, 32, 32)), y=np.arange(2))
+    np.savez(tmp_path / "data.npz", x=rng.standard_normal((9, 3, 32, 32)).astype("f4"), y=np.arange(9) % 4)
+    cpu = torch.device("cpu")
+    for address in ("timm:resnet18", "torchvision:resnet18"):
+        found = bring(address, str(tmp_path / "data.npz"), cpu, evaluation=False, seed=0)
+        assert isinstance(found.net, Plain)
+        assert not found.net.training
+        assert found.x.shape == (9, 3, 32, 32)
+        assert found.net.head.out_features == 4
+        with torch.no_grad():
+            inside = found.net.first(found.x)
+        mean = found.net.norm.running_mean
+        assert mean is not None
+        assert torch.allclose(mean, inside.mean((0, 2, 3)), atol=1e-6)
+        assert "batch-norm" in found.notes[0]
+    found = bring("timm:vit", str(tmp_path / "data.npz"), cpu, evaluation=False, seed=0)
+    assert found.x.shape == (9, 3, 48, 48)
+    assert "32 × 32 pixels, so they are enlarged to 48 × 48" in found.notes[0]
+    grey = bring("timm:resnet18", "digits", cpu, evaluation=False, seed=0)
+    assert grey.x.shape[1:] == (3, 8, 8)
+    for address, words in (("timm:resnet19", "cannot create 'resnet19'"), ("timm:vit", "classifies images")):
+        np.savez(tmp_path / "rows.npz", x=np.ones((3, 2)), y=np.arange(3))
+        data = "digits" if "19" in address else str(tmp_path / "rows.npz")
+        with pytest.raises((ModelError, InputError), match=words):
+            bring(address, data, cpu, evaluation=False, seed=0)
+
+
+@pytest.mark.usefixtures("libraries")
+def test_a_name_is_inspected_and_its_notes_are_in_the_report(inspected: Command, tmp_path: Path) -> None:
     out = tmp_path / "report.json"
-    done = inspected(f"examples.models:{name}", "--data", str(tmp_path / "data.npz"), *FAST, "--out", str(out))
-    if done.code == 0:
-        assert json.loads(out.read_text())["about"]["parameters"] > 10**7
-    else:
-        assert done.code == 2
-        assert "install a version of" in done.err
+    done = inspected("timm:resnet18", "--data", "digits", "--points", "8", *FAST, "--out", str(out))
+    assert done.code == 0, done.err
+    found = json.loads(out.read_text())
+    assert found["about"]["outputs"] == 10
+    assert any("batch-norm" in note for note in found["notes"])
+
+
+@pytest.mark.parametrize("package", ["timm", "torchvision"])
+def test_missing_libraries_are_named_with_the_remedy(
+    inspected: Command, package: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, package, None)  # as if it were not installed
+    done = inspected(f"{package}:resnet18", "--data", "digits")
+    assert done.code == 2
+    assert f"run: pip install {package}" in done.err
+    assert len(done.err.strip().splitlines()) == 1
+    without = inspected(f"{package}:resnet18")
+    assert "--data cifar10" in without.err
 
 
 def test_files_are_data_and_evaluation_mode_can_be_asked_for(inspected: Command, tmp_path: Path) -> None:

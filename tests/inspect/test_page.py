@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -41,11 +42,15 @@ def test_the_page_is_whole_and_alone(report: Report, tmp_path: Path) -> None:
         assert word in text
 
 
-def test_what_users_write_is_escaped(report: Report, tmp_path: Path) -> None:
-    from dataclasses import replace
-
-    odd = replace(report, notes=("<script>alert(1)</script>",))
-    assert "<script>" not in odd.to_html()
+def test_what_users_write_is_escaped_and_unequal_lengths_are_stated(report: Report) -> None:
+    own, *others = report.courses
+    courses = (own, *(course.until(10, report.tangents) for course in others))
+    odd = replace(report, notes=("<script>alert(1)</script>",), courses=courses).to_html()
+    assert "<script>" not in odd
+    last = courses[1].steps[-1]
+    for words in (f"compared over the first {last} steps", f"trained for the first {last} steps only"):
+        assert words in odd
+        assert words not in report.to_html()
 
 
 @pytest.mark.skipif(BROWSER is None, reason="no browser is installed: the page is not opened")
@@ -79,7 +84,12 @@ def test_it_opens_in_a_browser_without_errors_or_requests(report: Report, tmp_pa
         assert all(width > 100 for width in widths)
         for title in [section.title for section in report.sections()]:
             assert page.get_by_role("heading", name=title).is_visible()
-        assert page.locator("tr[title]").first.get_attribute("title")
+        assert page.locator("h1").inner_text() == report.meaning.headline
+        assert page.locator("#recipes pre").all_inner_texts() == [recipe.code for recipe in report.recipes]
+        formulas = page.locator("details")
+        assert not any(formulas.evaluate_all("all => all.map(one => one.open)")), "formulas are folded away"
+        formulas.last.locator("summary").click()
+        assert formulas.last.locator("table").is_visible()
         for width in (1100, 400):  # nothing is wider than the window, also on a phone
             page.set_viewport_size({"width": width, "height": 800})
             assert page.evaluate("document.documentElement.scrollWidth") <= width

@@ -15,9 +15,9 @@ from torch import nn
 
 from lazyscope.inspect import Budget, Report, Verdict, Word, inspect
 from lazyscope.inspect.budget import FEWEST, draw
+from lazyscope.inspect.course import Course
 from lazyscope.inspect.probe import Drift
 from lazyscope.inspect.reading import Reading, percent, plain, short
-from lazyscope.inspect.training import Course
 from lazyscope.inspect.verdict import FEATURE_GAP, LAZY_GAP, judge, word_of
 from lazyscope.loss import Square
 from lazyscope.model.transform import Symmetrised

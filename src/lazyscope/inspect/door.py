@@ -1,4 +1,4 @@
-"""The arguments of `lazyscope inspect`: a factory `package.module:factory`, and data by name or as a file."""
+"""The arguments of `lazyscope inspect`: a factory or the name of a model, and data by name or as a file."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ from lazyscope._typing import Inputs
 from lazyscope.data.cifar10 import cifar10
 from lazyscope.data.digits import digits
 from lazyscope.errors import DataError, InputError, LazyscopeError, ModelError
+from lazyscope.inspect.library import LIBRARIES, from_library
 from lazyscope.loss import CrossEntropy, Loss, Square
 from lazyscope.model.base import Model
 from lazyscope.model.inputs import Samples
@@ -45,8 +46,10 @@ class Brought(NamedTuple):
     """The inputs."""
     y: Tensor
     """The targets."""
-    loss: Loss | None
+    loss: Any
     """The loss, or None."""
+    notes: list[str]
+    """Notes for the report."""
 
 
 def bring(address: str, data: str | None, device: torch.device, *, evaluation: bool, seed: int) -> Brought:
@@ -54,7 +57,7 @@ def bring(address: str, data: str | None, device: torch.device, *, evaluation: b
 
     Args:
         address: The factory, as `package.module:factory`. It returns a module, `(module, x, y)` or
-            `(module, x, y, loss)`.
+            `(module, x, y, loss)`. Or the name of a model of timm or torchvision, such as `timm:resnet18`.
         data: "digits", "cifar10", or the path of an `.npz` file with arrays x and y. They replace the data that the
             factory returns. None uses the data of the factory.
         device: The device of the model.
@@ -70,10 +73,19 @@ def bring(address: str, data: str | None, device: torch.device, *, evaluation: b
         DataError: If the data cannot be read.
     """
     torch.manual_seed(seed)
-    made = _made(address)
-    net, x, y, loss = _parts(address, made)
-    if data is not None:
-        x, y = _data(data, seed)
+    net: nn.Module | Model
+    x: Inputs | None
+    y: Tensor | None
+    if address.partition(":")[0] in LIBRARIES and ":" in address:
+        if data is None:
+            raise InputError(f"'{address}' is a model without data; pass --data cifar10, digits or FILE.npz.")
+        net, x, y, notes = from_library(address, *_data(data, seed))
+        loss = None
+    else:
+        net, x, y, loss = _parts(address, _made(address))
+        notes = []
+        if data is not None:
+            x, y = _data(data, seed)
     if x is None or y is None:
         raise InputError(
             f"'{address}' returns a module without data; pass --data digits, cifar10 or FILE.npz, or let it return"
@@ -89,13 +101,16 @@ def bring(address: str, data: str | None, device: torch.device, *, evaluation: b
     if data is not None:  # the precision of the model takes precedence over that of the file
         x = Samples(x).cast(dtype)
         y = y.to(dtype) if y.is_floating_point() else y
-    return Brought(net, x, y, loss)
+    return Brought(net, x, y, loss, notes)
 
 
 def _made(address: str) -> Any:
     module, colon, name = address.partition(":")
     if not colon or not module or not name:
-        raise ModelError(f"'{address}' is not the address of a factory; write package.module:factory.")
+        raise ModelError(
+            f"'{address}' is not the address of a factory; write package.module:factory, or timm:NAME or"
+            " torchvision:NAME."
+        )
     if (here := str(Path.cwd())) not in sys.path:
         sys.path.insert(0, here)
     try:
@@ -122,7 +137,7 @@ def _made(address: str) -> Any:
         ) from error
 
 
-def _parts(address: str, made: Any) -> tuple[nn.Module | Model, Inputs | None, Tensor | None, Loss | None]:
+def _parts(address: str, made: Any) -> tuple[nn.Module | Model, Inputs | None, Tensor | None, Any]:
     if isinstance(made, nn.Module | Model):
         return made, None, None, None
     if isinstance(made, tuple) and len(made) in (3, 4) and isinstance(made[0], nn.Module | Model):

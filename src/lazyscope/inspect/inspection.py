@@ -9,10 +9,15 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any, TypeAlias, final
 
+from torch.utils.data import DataLoader
+
 from lazyscope._typing import Inputs
 from lazyscope.ambient import Shared, without_autocast
 from lazyscope.errors import InputError
+from lazyscope.inspect.batches import Batches
 from lazyscope.inspect.budget import Budget, Clock
+from lazyscope.inspect.course import Course, Tangents
+from lazyscope.inspect.own import Training, training_of
 from lazyscope.inspect.prediction import limits_of, predict
 from lazyscope.inspect.probe import Probe
 from lazyscope.inspect.reading import short
@@ -20,7 +25,8 @@ from lazyscope.inspect.report import About, Report
 from lazyscope.inspect.scale import scale_of
 from lazyscope.inspect.subject import Subject, subject
 from lazyscope.inspect.tangent import Kernel, kernel_of, steepest, tangent_of
-from lazyscope.inspect.training import Course, Plan, Tangents, plan, tangents, train
+from lazyscope.inspect.torch_loss import name_of
+from lazyscope.inspect.training import Plan, plan, tangents, train
 from lazyscope.inspect.verdict import judge
 from lazyscope.lab.provenance import place, provenance
 from lazyscope.linalg.threads import threads_for
@@ -42,9 +48,11 @@ Progress: TypeAlias = Callable[[str, float], None]
 def inspect(
     net: Any,
     x: Inputs,
-    y: Any,
+    y: Any = None,
     loss: Any = None,
     *,
+    optimiser: Any = None,
+    training: Any = None,
     alphas: Sequence[float | int] = ALPHAS,
     seconds: float | int = 120,
     memory: Memory = 2 << 30,
@@ -55,20 +63,32 @@ def inspect(
 ) -> Report:
     """Inspect a model: whether its training on given data is lazy, why, and what would change that.
 
-    The model and its tangent model are trained by full-batch gradient descent with a quarter of the largest stable
-    learning rate. The same is done for the scaled models h(w₀) + α(h(w) - h(w₀)). The inspection also computes the
-    inverse relative scale κ, the criterion of section 1.2 for the loss, and the spectrum of the tangent kernel. The
-    prediction is that of κ for the square loss, and that of the criterion for other losses. To stay within the time and
-    the memory, the inspection may use only some of the samples; the notes of the report list such restrictions. Inputs
-    and targets are moved to the device of the model. The model itself is not changed.
+    The model and its tangent model are trained alike: by full-batch gradient descent with a quarter of the largest
+    stable learning rate, or as you train, with your `optimiser` or your `training`. The same is done for the scaled
+    models h(w₀) + α(h(w) - h(w₀)). All of them take the same batches and are compared at equal steps.
+
+    The inspection also computes the inverse relative scale κ, the criterion of section 1.2 for the loss, and the
+    spectrum of the tangent kernel. The prediction is that of κ for the square loss, and that of the criterion for other
+    losses. To stay within the time and the memory, the inspection may use only some of the samples; the notes of the
+    report list such restrictions. Inputs and targets are moved to the device of the model. The model itself is not
+    changed.
 
     Args:
         net: The module or `Model` to inspect.
-        x: The inputs, of shape `(n, ...)`.
+        x: The inputs, of shape `(n, ...)`. Or a `DataLoader` whose batches are pairs of inputs and targets: then the
+            models are trained on its batches, and compared on some of its samples.
         y: The targets, numbers or classes, as a tensor, an array or a nested list. Classes are integers in the shape of
             the outputs without the last dimension: `(n,)` for outputs `(n, k)`, and `(n, T)` for outputs `(n, T, V)`.
-        loss: One of `lazyscope.loss`. For padded sequences use `CrossEntropy(ignore_index=-100)`. By default it is
-            cross-entropy if the targets are classes, and the square loss otherwise.
+            With a `DataLoader` it is not needed.
+        loss: One of `lazyscope.loss`, a loss of PyTorch such as `nn.CrossEntropyLoss(label_smoothing=0.1)`, or any
+            function of outputs and targets that returns a scalar. For padded sequences use
+            `CrossEntropy(ignore_index=-100)`. By default it is cross-entropy if the targets are classes, and the square
+            loss otherwise.
+        optimiser: A function of the parameters that returns an optimiser: a class such as `torch.optim.Adam`, or
+            `lambda parameters: torch.optim.SGD(parameters, lr=0.1, momentum=0.9)`.
+        training: A function that takes a module and returns a function `step(x, y)`, which makes one training step of
+            this module on a batch: for schedules, clipping, or losses of your own. It is called once for each model.
+            Each is a module with the parameters of `net`, by the same names and with the same initial values.
         alphas: The scales α at which the model is trained. α = 1, the model itself, is always included.
         seconds: The approximate duration of the inspection, in seconds.
         memory: The approximate amount of memory that it may use, in bytes or as a string such as "2GB".
@@ -93,13 +113,21 @@ def inspect(
         >>> report = inspect(net, x, x[:, :1], steps=20, seconds=5)
         >>> report.n, report.verdict.word in ("lazy", "in between", "feature learning")
         (20, True)
+
+        With your own loss, optimiser and batches:
+
+        >>> from torch.utils.data import DataLoader, TensorDataset
+        >>> loader = DataLoader(TensorDataset(x, x[:, :1]), batch_size=5)
+        >>> report = inspect(net, loader, loss=nn.HuberLoss(), optimiser=torch.optim.Adam, steps=20, seconds=5)
+        >>> report.about.training
+        'Adam with learning rate 0.001 and batches of 5'
     """
     budget = Budget(seconds, parse_memory(memory) or 0, points, steps)
     scales = _scales(alphas)
     notes: list[str] = []
     with collected(notes), _without_hints, _shown(progress) as told:
         stages = Stages(Clock(seconds), told)
-        report = _inspected(net, x, y, loss, scales, budget, seed, stages, notes)
+        report = _inspected(net, x, y, loss, (optimiser, training), scales, budget, seed, stages, notes)
     return replace(report, notes=tuple(dict.fromkeys(notes)))
 
 
@@ -108,6 +136,7 @@ def _inspected(
     x: Inputs,
     y: Any,
     loss: Any,
+    ways: tuple[Any, Any],
     scales: Sequence[float],
     budget: Budget,
     seed: int,
@@ -116,7 +145,9 @@ def _inspected(
 ) -> Report:
     clock = stages.clock
     stages.begin("the model and its data", 0.02)
+    x, y, batches = _data(x, y, budget, notes)
     studied = subject(net, x, y, loss, budget, seed)
+    training = training_of(studied, loss, *ways, batches, seed)
     notes += studied.notes
     if studied.n < studied.given:
         notes.append(
@@ -132,22 +163,29 @@ def _inspected(
         stages.begin("the inverse relative scale", 0.2)
         scale = scale_of(studied, tangent, clock, seed, notes)
         stages.begin("the predicted curve", 0.05)
-        prediction = predict(studied, kernel, tangent)
+        # the predicted curve is that of a gradient flow, which other trainings do not follow
+        prediction = predict(studied, kernel, tangent) if training is None else None
         limits = limits_of(studied, tangent, steepest(studied, kernel, tangent))
         before = clock.elapsed
         probe = Probe(studied, notes)
-        schedule = plan(studied, limits.lr, scales, clock.elapsed - before, budget, clock)
+        schedule = plan(studied, limits.lr, scales, clock.elapsed - before, budget, clock, training)
         beside, courses = _trained(studied, kernel, schedule, scales, probe, stages, notes)
+        if courses[0].steps[-1] > schedule.common:
+            notes.append(
+                f"The model was trained for {courses[0].steps[-1]} steps, and for lack of time the scaled models for"
+                f" {schedule.common}. Different α are compared over these first {schedule.common} steps only."
+            )
     stages.begin("done", 0.0)
+    about = _about(studied, training, clock)
     return Report(
-        about=_about(studied, clock),
+        about=about,
         scale=scale,
         tangent=tangent,
         prediction=prediction,
-        limits=replace(limits, lr=beside.lr),
+        limits=limits if beside.lr is None else replace(limits, lr=beside.lr),
         tangents=beside,
         courses=tuple(courses),
-        verdict=judge(scale, courses, beside),
+        verdict=judge(scale, courses, beside, way=about.training),
         notes=(),
         provenance={**provenance(), **place(studied.device)},
     )
@@ -168,7 +206,7 @@ def _trained(
         beside = tangents(studied, kernel, schedule, stages.within)
         stages.begin("training at α = 1", 0.45 / len(scales))
         own = train(studied, 1.0, schedule, beside, probe, stages.within)
-        if own.status != "diverged" or smaller == RETRIES:
+        if own.status != "diverged" or schedule.training is not None or smaller == RETRIES:
             break
         notes.append(
             f"Training diverged with learning rate {short(schedule.lr)}, which is below the tangent model's stability"
@@ -182,7 +220,24 @@ def _trained(
     return beside, courses
 
 
-def _about(studied: Subject, clock: Clock) -> About:
+def _data(x: Inputs, y: Any, budget: Budget, notes: list[str]) -> tuple[Inputs, Any, Batches | None]:
+    """Read the batches of a loader, and return the samples of which some are studied."""
+    if not isinstance(x, DataLoader):
+        if y is None:
+            raise InputError("There are no targets; pass inspect(net, x, y), or a DataLoader of pairs (x, y).")
+        return x, y, None
+    if y is not None:
+        raise InputError("The DataLoader has the targets already; pass inspect(net, loader, loss=…) without them.")
+    batches = Batches.of(x, budget.memory)
+    if not batches.whole:
+        notes.append(
+            f"Training repeats the first {len(batches.held)} batches of the DataLoader, which fit into a quarter of the"
+            " memory."
+        )
+    return *batches.joined(), batches
+
+
+def _about(studied: Subject, training: Training | None, clock: Clock) -> About:
     name = type(studied.net).__name__ if studied.net is not None else "a function of its parameters"
     first = next(iter(studied.model.params.values()))
     return About(
@@ -191,9 +246,11 @@ def _about(studied: Subject, clock: Clock) -> About:
         n=studied.n,
         given=studied.given,
         outputs=studied.k,
-        loss=type(studied.loss).__name__,
+        loss=name_of(studied.loss),
         dtype=str(first.dtype).removeprefix("torch."),
         seconds=round(clock.elapsed, 2),
+        training="gradient descent on all points" if training is None else training.name,
+        optimiser=None if training is None else training.code,
     )
 
 

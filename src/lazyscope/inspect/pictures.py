@@ -13,12 +13,12 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import NullFormatter
 
+from lazyscope.inspect.course import Course, Tangents
 from lazyscope.inspect.prediction import Prediction
 from lazyscope.inspect.probe import Drift
 from lazyscope.inspect.reading import short
 from lazyscope.inspect.scale import Scale
 from lazyscope.inspect.tangent import Tangent
-from lazyscope.inspect.training import Course, Tangents
 from lazyscope.lab.style import BLACK, BLUE, GREEN, ORANGE, PURPLE, RED, SKY, panels, style
 from lazyscope.theory.criterion import LAZY
 
@@ -56,8 +56,8 @@ def curves(courses: Sequence[Course], tangents: Tangents, prediction: Prediction
         page, axis = _panel()
         for course, colour in zip(courses, COLOURS, strict=False):
             _line(axis, course.steps, course.loss, colour, f"α = {short(course.alpha)}")
-        _line(axis, tangents.steps, tangents.loss, BLACK, "tangent model", "--")
-        if prediction is not None:
+        _line(axis, tangents.steps, tangents.loss, BLACK, "linearised model", "--")
+        if prediction is not None and tangents.lr is not None:
             steps = np.array(prediction.times[1:]) / tangents.lr
             loss = np.array(prediction.loss[1:])
             seen = (steps > 0.3) & (steps < 1e3 * tangents.steps[-1])
@@ -69,7 +69,10 @@ def curves(courses: Sequence[Course], tangents: Tangents, prediction: Prediction
             min(3 * max(positive, default=1.0), 1e3 * tangents.loss[0] or 1.0),
         )
         axis.legend()
-        caption = "Where a coloured line coincides with the dashed one, the model trains like its tangent model."
+        caption = "Where a coloured line coincides with the dashed one, the model trains like its linearisation."
+        shortest = min(course.steps[-1] for course in courses)
+        if shortest < courses[0].steps[-1]:
+            caption += f" The scaled models (α ≠ 1) were trained for the first {shortest} steps only."
         return _saved(page, "loss", caption)
 
 
@@ -177,13 +180,14 @@ def alignment(tangent: Tangent) -> Picture:
         return _saved(page, "alignment with eigenvectors", caption)
 
 
-def drifts(courses: Sequence[Course]) -> Picture:
+def drifts(own: Course, courses: Sequence[Course]) -> Picture:
     """Draw the change of the weights, the kernel and the features.
 
-    The left panel shows it against the step for α = 1, and the right panel at the last step for every α.
+    The left panel shows it against the step for α = 1, and the right panel at the same step for every α.
 
     Args:
-        courses: The training runs.
+        own: The training run at α = 1.
+        courses: The training runs at every α, of equal length.
 
     Returns:
         The figure.
@@ -193,7 +197,7 @@ def drifts(courses: Sequence[Course]) -> Picture:
         left, right = axes[0]
         kinds = {"weights": BLUE, "kernel": RED, "features": GREEN, "flipped ReLUs": PURPLE}
         for name, colour in kinds.items():
-            along = [(d.step, value) for d in courses[0].drifts if _drawn(value := _drift(d, name))]
+            along = [(d.step, value) for d in own.drifts if _drawn(value := _drift(d, name))]
             ends = [(c.alpha, value) for c in courses if _drawn(value := _drift(c.drifts[-1], name))]
             for axis, points in ((left, along), (right, ends)):
                 if points:
@@ -201,7 +205,7 @@ def drifts(courses: Sequence[Course]) -> Picture:
                     axis.set(xscale="log", yscale="log")
                     axis.xaxis.set_minor_formatter(NullFormatter())  # there is no space for them
         left.set(xlabel="step, α = 1", ylabel="change since the start")
-        right.set(xlabel="scale α, last step")
+        right.set(xlabel=f"scale α, at step {courses[0].steps[-1]}")
         if left.lines:
             left.legend(loc="upper left", bbox_to_anchor=(0, 1.16), ncols=2, columnspacing=1.2)
         caption = "In lazy training these changes are small. For large α they are proportional to 1/α."

@@ -13,6 +13,7 @@ from lazyscope.flow import tangent_flow
 from lazyscope.inspect.reading import Reading
 from lazyscope.inspect.subject import Subject
 from lazyscope.inspect.tangent import Kernel, Tangent
+from lazyscope.inspect.torch_loss import Given
 from lazyscope.loss import CrossEntropy, Loss, Square
 
 TIMES = 80
@@ -87,7 +88,8 @@ def predict(subject: Subject, kernel: Kernel, tangent: Tangent) -> Prediction | 
         tangent: The spectrum of the tangent kernel.
 
     Returns:
-        The predicted curve, or None if the kernel is not available as a matrix and the loss is not the square loss.
+        The predicted curve, or None for a loss other than the square loss, if the kernel is not available as a matrix
+        or the loss is a function of the user.
     """
     natural = 1 / tangent.top
     square = isinstance(subject.loss, Square)
@@ -101,7 +103,7 @@ def predict(subject: Subject, kernel: Kernel, tangent: Tangent) -> Prediction | 
         floor = start * float(shares[rates <= noise].sum())
         how = "in closed form from all eigenvalues" if tangent.dense else "by Lanczos quadrature"
         return Prediction(tuple(times.tolist()), tuple(loss.tolist()), floor if tangent.dense else None, how)
-    if kernel.matrix is None:
+    if kernel.matrix is None or isinstance(subject.loss, Given):
         return None
     path = tangent_flow(
         subject.anchored(kernel.matrix), subject.loss, subject.x, subject.y, times=torch.from_numpy(times), rtol=1e-4,
@@ -133,9 +135,20 @@ class Limits:
     torch_factor: float
     lr: float
 
+    @property
+    def suggested(self) -> float:
+        """A safe learning rate for PyTorch's loss: the one used here, well below the limits."""
+        return self.lr * self.torch_factor
+
     def readings(self) -> list[Reading]:
         """The rows of the report."""
         return [
+            Reading(
+                "safe learning rate",
+                self.suggested,
+                f"A quarter of the limits below, or less if that diverged, for plain SGD on all samples with"
+                f" {self.torch_loss}. With mini-batches or other optimisers, take it as the order of magnitude.",
+            ),
             Reading(
                 "limit at the start",
                 self.start,
@@ -154,7 +167,11 @@ class Limits:
                 f"The first limit for PyTorch's normalisation, which is R divided by {self.torch_factor:g}. With"
                 " momentum β the limit is (1 + β) times as large; it does not apply to Adam.",
             ),
-            Reading("used here", self.lr, "A quarter of the smaller limit, or less if that diverged, for every α."),
+            Reading(
+                "the same for R",
+                self.lr,
+                "The safe learning rate in the normalisation of R. Gradient descent uses it here for every α.",
+            ),
         ]
 
 
@@ -182,4 +199,4 @@ def _torch(loss: Loss, subject: Subject) -> tuple[str, float]:
     if isinstance(loss, CrossEntropy):
         positions = int(subject.kept.sum()) // subject.start.shape[-1]  # over which PyTorch averages
         return "nn.CrossEntropyLoss()", positions / subject.counted(subject.n)
-    return "a mean over all outputs", float(subject.k)
+    return (loss.name, 1.0) if isinstance(loss, Given) else ("a mean over all outputs", float(subject.k))

@@ -8,11 +8,12 @@ from pathlib import Path
 from typing import Any, final
 
 from lazyscope.extras import required
+from lazyscope.inspect.advice import MEANINGS, Meaning, Recipe, recipes, sgd, warning_of
+from lazyscope.inspect.course import Course, Tangents
 from lazyscope.inspect.prediction import Limits, Prediction
-from lazyscope.inspect.reading import Reading, percent, plain, short
+from lazyscope.inspect.reading import percent, plain, short
 from lazyscope.inspect.scale import Scale
 from lazyscope.inspect.tangent import Tangent
-from lazyscope.inspect.training import Course, Tangents
 from lazyscope.inspect.verdict import Verdict
 from lazyscope.lab import disk
 
@@ -31,6 +32,8 @@ class About:
         loss: The name of the loss.
         dtype: The dtype of the parameters.
         seconds: The duration of the inspection, in seconds.
+        training: How the models were trained, as part of a sentence.
+        optimiser: The code that creates the optimiser of the user for a module `net`, or None for gradient descent.
     """
 
     name: str
@@ -41,6 +44,8 @@ class About:
     loss: str
     dtype: str
     seconds: float
+    training: str
+    optimiser: str | None
 
 
 @final
@@ -89,6 +94,28 @@ class Report:
         """The first criterion of section 1.2 for the loss."""
         return self.scale.relative.criterion
 
+    @property
+    def compared(self) -> tuple[Course, ...]:
+        """The training runs up to the last step of the shortest one: different α are compared at equal steps."""
+        common = min(course.steps[-1] for course in self.courses)
+        return tuple(course.until(common, self.tangents) for course in self.courses)
+
+    @property
+    def meaning(self) -> Meaning:
+        """What the verdict means, and for whom it is good or bad."""
+        return MEANINGS[self.verdict.word]
+
+    @property
+    def recipes(self) -> tuple[Recipe, ...]:
+        """Lines of code that make the training lazier, and richer."""
+        optimiser = sgd(self.limits) if self.about.optimiser is None else self.about.optimiser
+        return recipes(self.verdict.word, self.scale, self.compared, optimiser)
+
+    @property
+    def warning(self) -> Recipe | None:
+        """A warning with a remedy if the outputs at the start are large, or None."""
+        return warning_of(self.scale)
+
     def to_dict(self) -> dict[str, Any]:
         """Convert the report to a dictionary.
 
@@ -100,6 +127,9 @@ class Report:
         found = {
             "about": asdict(self.about),
             "verdict": asdict(self.verdict),
+            "meaning": asdict(self.meaning),
+            "recipes": [asdict(recipe) for recipe in self.recipes],
+            "warning": None if self.warning is None else asdict(self.warning),
             "scale": {
                 "belongs_to_loss": r.symbol,
                 "value": r.value,
@@ -124,6 +154,7 @@ class Report:
             "limits": asdict(self.limits),
             "tangent_training": {"lr": beside.lr, "steps": beside.steps, "loss": beside.loss},
             "training": [{**asdict(c), "loss_gap": c.loss_gap(beside), "fell_to": c.fell_to} for c in self.courses],
+            "compared": [{"alpha": c.alpha, "steps": c.steps[-1], "unexplained": c.unexplained} for c in self.compared],
             "notes": self.notes,
             "provenance": self.provenance,
         }
@@ -149,7 +180,7 @@ class Report:
         required("jinja2", "inspect", "Reports as web pages")
         from lazyscope.inspect.page import render
 
-        return render(self.verdict, vars(self.about), self.cards(), self.sections(), self.notes, self.provenance)
+        return render(self)
 
     def save(self, path: str | Path) -> Path:
         """Write the report to a file, atomically.
@@ -164,73 +195,17 @@ class Report:
         disk.write(path, (self.to_json() if path.suffix == ".json" else self.to_html()).encode())
         return path
 
-    def cards(self) -> list[Reading]:
-        """The main numbers, shown at the top of the page."""
-        own = self.courses[0]
-        return [
-            self.scale.readings()[0],
-            own.readings()[0],
-            own.readings()[4],
-            Reading(
-                "largest learning rate",
-                self.limits.start,
-                "2/λ_max: with a larger learning rate, full-batch gradient descent is unstable.",
-            ),
-        ]
+    def cards(self) -> list[Any]:
+        """The main numbers, shown at the top of the page, each with a plain explanation."""
+        from lazyscope.inspect.page import cards
+
+        return list(cards(self))
 
     def sections(self) -> list[Any]:
         """The sections of the page below the verdict."""
-        from lazyscope.inspect.page import Section
-        from lazyscope.inspect.pictures import alignment, curves, distances, drifts, ladder, spectrum
+        from lazyscope.inspect.page import sections
 
-        own, others = self.courses[0], self.courses[1:]
-        scales = [
-            Reading(
-                f"not explained at α = {short(c.alpha)}",
-                c.unexplained,
-                f"The same share for h(w₀) + α(h(w) - h(w₀)), over {c.steps[-1]} steps. Here"
-                f" {self.scale.symbol}/α = {short(self.scale.value / c.alpha)}.",
-                "%",
-            )
-            for c in others
-        ]
-        predicted = self.prediction
-        return [
-            Section(
-                "Training of the model and of the tangent model",
-                "The model and its linearisation start from the same weights and are trained by the same full-batch"
-                " gradient descent."
-                + ("" if predicted is None else f" The dotted curve was computed without training, {predicted.how}."),
-                (curves(self.courses, self.tangents, predicted), distances(self.courses)),
-                (*own.readings(), *([] if predicted is None else predicted.readings(self.limits.lr))),
-            ),
-            Section(
-                "The prediction, and what would change it",
-                self.scale.sentence(),
-                (ladder(self.scale, self.courses),),
-                (*self.scale.readings(), *self.scale.remedies(), *scales),
-            ),
-            Section(
-                "The tangent kernel",
-                "The tangent model learns the component of the targets along each eigenvector of K/n at a rate equal to"
-                " the eigenvalue.",
-                (spectrum(self.tangent), alignment(self.tangent)),
-                tuple(self.tangent.readings()),
-            ),
-            Section(
-                "Changes during training",
-                "The relative change of the weights, the tangent kernel, the features and the activations since the"
-                " start of training.",
-                (drifts(self.courses),),
-                (),
-            ),
-            Section(
-                "Learning rates",
-                "Full-batch gradient descent on the tangent model is stable up to the learning rate 2/λ_max.",
-                (),
-                tuple(self.limits.readings()),
-            ),
-        ]
+        return list(sections(self))
 
     def __repr__(self) -> str:
         number = f"{self.scale.symbol} = {short(self.scale.value)}"
@@ -240,12 +215,16 @@ class Report:
         own = self.courses[0]
         lines = [
             f"{self.verdict.word}: {self.about.name}, {self.about.parameters:,} parameters, {self.n} points,"
-            f" {self.about.loss}",
+            f" {self.about.loss}, {self.about.training}",
+            f"  {self.meaning.headline} {self.meaning.what}",
             f"  {self.scale.symbol} = {short(self.scale.value)}; the tangent model does not explain"
             f" {percent(own.unexplained)} of the change of the outputs"
             f" ({own.steps[-1]} steps, loss at {percent(own.fell_to)} of its initial value)",
             f"  the kernel changed by {percent(own.drifts[-1].kernel)}, the weights by"
-            f" {percent(own.drifts[-1].weights)}; largest learning rate {short(self.limits.start)}",
-            f"  {self.verdict.change}",
+            f" {percent(own.drifts[-1].weights)}; a safe learning rate for plain SGD with {self.limits.torch_loss} is"
+            f" {short(self.limits.suggested)}",
+            *(f"  {recipe.title}: {recipe.code.splitlines()[0]}" for recipe in self.recipes),
         ]
+        if self.warning is not None:
+            lines.append(f"  {self.warning.title}: {self.warning.why} {self.warning.code.partition('  #')[0]}")
         return "\n".join(lines)

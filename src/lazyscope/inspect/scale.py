@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import final
 
 import torch
@@ -12,6 +12,7 @@ from lazyscope.inspect.budget import Clock
 from lazyscope.inspect.reading import Reading, percent, short
 from lazyscope.inspect.subject import Subject
 from lazyscope.inspect.tangent import Tangent
+from lazyscope.inspect.torch_loss import name_of
 from lazyscope.linalg.bilinear import Bilinear, bilinear_norm
 from lazyscope.linalg.compose import Diagonal, Product, Transformed
 from lazyscope.linalg.eigen import operator_norm
@@ -205,7 +206,7 @@ def scale_of(subject: Subject, tangent: Tangent, clock: Clock, seed: int, notes:
         norm = operator_norm(Product(Diagonal(mask.flatten()), rows), seed=seed)
     search = bilinear_norm(form, starts=starts, tolerance=TOLERANCE, iterations=iterations, seed=seed)
     relative = RelativeScale.assembled(outputs, target, risk, norm, pulled(rows), search, searched=points)
-    return Scale(relative, points, subject.n)
+    return Scale(replace(relative, loss=name_of(subject.loss)), points, subject.n)
 
 
 def _cost(form: Bilinear, clock: Clock) -> float:

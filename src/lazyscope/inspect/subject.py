@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from lazyscope._typing import Inputs, Params
 from lazyscope.errors import InputError, ModelError
 from lazyscope.inspect.budget import Budget, draw
+from lazyscope.inspect.torch_loss import name_of, understood
 from lazyscope.labels import as_numbers, as_target
 from lazyscope.linalg.finite import check_finite
 from lazyscope.loss import CrossEntropy, Loss, Risk, Square, check_loss, matching_loss
@@ -121,7 +122,8 @@ def subject(net: Any, x: Inputs, y: Any, loss: Any, budget: Budget, seed: int) -
         net: A module or a `Model`.
         x: The inputs.
         y: The targets.
-        loss: One of `lazyscope.loss`, or None to choose a loss that matches the targets.
+        loss: One of `lazyscope.loss`, a function of outputs and targets, or None to choose a loss that matches the
+            targets.
         budget: The limits on time and memory, which determine the number of points.
         seed: The seed of the random choice of points.
 
@@ -136,7 +138,8 @@ def subject(net: Any, x: Inputs, y: Any, loss: Any, budget: Budget, seed: int) -
         raise ModelError(
             f"inspect takes a module or a lazyscope.Model, not {type(net).__name__}; pass Model(f, params)."
         )
-    loss = loss if loss is None else check_loss(loss)
+    if loss is not None and (isinstance(loss, type) or not callable(loss)):
+        check_loss(loss)
     model = Model.of(net)
     weights = next(iter(model.params.values()))
     device, y = weights.device, as_target(y, weights)
@@ -186,13 +189,15 @@ _KINKED = (
 )
 
 
-def _loss(loss: Loss | None, y: Tensor, start: Tensor) -> tuple[Loss, Tensor, list[str]]:
+def _loss(loss: Any, y: Tensor, start: Tensor) -> tuple[Loss, Tensor, list[str]]:
     """Choose a loss that matches the targets if none is given, and encode classes for the square loss."""
-    words = []
+    words: list[str] = []
+    if loss is not None and not isinstance(loss, Loss):
+        return understood(loss, y, start)
     if loss is None:
         loss = matching_loss(y, start)
         kind = "classes" if isinstance(loss, CrossEntropy) else "numbers"
-        words.append(f"No loss was given. The targets are {kind}, so the loss is {_name(loss)}.")
+        words.append(f"No loss was given. The targets are {kind}, so the loss is {name_of(loss)}.")
     if isinstance(loss, Square) and isinstance(matching_loss(y, start), CrossEntropy):
         y = as_numbers(y, start)
         words.append("The square loss compares the outputs with the one-hot encoding of the classes.")
@@ -208,10 +213,6 @@ def _ignored(risk: Risk) -> list[str]:
         f"{int((~kept).sum())} of the {kept.numel()} targets are ignored: they are excluded from the loss, from κ, from"
         " the criterion and from the distance to the tangent model. The spectrum and the drifts include all outputs."
     ]
-
-
-def _name(loss: Loss) -> str:
-    return type(loss).__name__
 
 
 def _batch_norms(net: nn.Module | Model) -> list[str]:

@@ -1,14 +1,13 @@
-"""Training of the model and of its tangent model, from the same weights and by the same gradient descent."""
+"""Training of the model and of its tangent model, from the same weights and in the same way."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import final
 
 import torch
-from jaxtyping import Float
 from torch import Tensor
 
 from lazyscope._typing import Params
@@ -16,135 +15,44 @@ from lazyscope.ambient import derivatives
 from lazyscope.flow import gradient_descent, log_spaced
 from lazyscope.flow.objective import Objective
 from lazyscope.inspect.budget import STEPS, Budget, Clock
+from lazyscope.inspect.course import Course, Tangents, apart, equal_loss
+from lazyscope.inspect.own import Trainee, Training, Walk, walk
 from lazyscope.inspect.probe import Drift, Probe
-from lazyscope.inspect.reading import Reading
 from lazyscope.inspect.subject import Subject
 from lazyscope.inspect.tangent import Kernel
 
 MARKS = 60
 """The approximate number of recorded steps."""
 
-FIT = 0.05
-"""Losses are compared until the loss of the tangent model is below this fraction of its initial value."""
-
 SHARE = 0.5
 """The fraction of the training time that is used for α = 1, the user's model."""
 
-
-@final
-@dataclass(frozen=True)
-class Tangents:
-    """The training of the tangent model. It is the same for every α, because all models start at h(w₀).
-
-    Args:
-        lr: The learning rate.
-        steps: The recorded steps.
-        loss: The loss at these steps.
-        outputs: The outputs at these steps, of shape `(len(steps), n, ...)`.
-    """
-
-    lr: float
-    steps: tuple[int, ...]
-    loss: tuple[float, ...]
-    outputs: Float[Tensor, "T ..."] = field(repr=False, compare=False)
-
-    def at(self, count: int) -> Float[Tensor, "T ..."]:
-        """Return the outputs at the first recorded steps.
-
-        Args:
-            count: The number of recorded steps.
-
-        Returns:
-            The outputs, of shape `(count, n, ...)`.
-        """
-        return self.outputs[:count]
-
-
-@final
-@dataclass(frozen=True)
-class Course:
-    """One training run at scale α, compared with the training of the tangent model.
-
-    Here y are the outputs of the model and ȳ those of the tangent model at the same step.
-
-    Args:
-        alpha: The scale α.
-        steps: The recorded steps.
-        loss: The loss at these steps.
-        distance: ‖y - ȳ‖/‖h(w₀) - y*‖ at these steps, the quantity bounded by Theorem 2.3.
-        unexplained: The largest ‖y - ȳ‖ over the largest of ‖y - h(w₀)‖ and ‖ȳ - h(w₀)‖: the share of the change of the
-            outputs that the tangent model does not explain.
-        apart: The largest relative difference of the two losses at a step, as long as the loss of the tangent model is
-            above 5 % of its initial value.
-        displacement: ‖w - w₀‖/‖w₀‖ at these steps.
-        status: How the run ended, such as "diverged".
-        drifts: The changes of the weights, the kernel, the features and the activations at a few steps.
-    """
-
-    alpha: float
-    steps: tuple[int, ...]
-    loss: tuple[float, ...]
-    distance: tuple[float, ...]
-    unexplained: float
-    apart: float
-    displacement: tuple[float, ...]
-    status: str
-    drifts: tuple[Drift, ...]
-
-    @property
-    def fell_to(self) -> float:
-        """The last loss divided by the first."""
-        return self.loss[-1] / self.loss[0] if self.loss[0] > 0 else 1.0
-
-    def loss_gap(self, tangents: Tangents) -> float:
-        """Compute the largest difference of the two loss curves, relative to the initial loss.
-
-        Args:
-            tangents: The training of the tangent model.
-
-        Returns:
-            The relative difference.
-        """
-        gaps = [abs(a - b) for a, b in zip(self.loss, tangents.loss, strict=False)]
-        return max(gaps) / self.loss[0] if self.loss[0] > 0 else 0.0
-
-    def readings(self) -> list[Reading]:
-        """The rows of the report."""
-        last = self.drifts[-1]
-        gap = (
-            "The share of the change of the outputs that the tangent model does not explain: the largest ‖y - ȳ‖ over"
-            " the largest change of the outputs of either model."
-        )
-        return [
-            Reading("not explained by the tangent", self.unexplained, gap, "%"),
-            Reading(
-                "distance",
-                max(self.distance),
-                "The largest ‖y - ȳ‖/‖h(w₀) - y*‖, which is of the order of κ by Theorem 2.3.",
-                "%",
-            ),
-            Reading("last loss", self.fell_to, f"The last loss over the first, after {self.steps[-1]} steps.", "%"),
-            Reading("weight change", last.weights, "‖w - w₀‖/‖w₀‖: lazy training barely moves the weights.", "%"),
-            Reading("kernel change", last.kernel, "‖K_T - K₀‖/‖K₀‖ after training; zero for a tangent model.", "%"),
-            Reading("feature change", last.features, "‖φ_T - φ₀‖/‖φ₀‖ of the input φ of the last layer.", "%"),
-            Reading("stable activations", last.activations, "The ReLUs whose state is the same as at the start.", "%"),
-        ]
+LEAST = 0.1
+"""The least fraction of the planned time for the steps of α = 1, and for those of the other scales, if the measurements
+before them took long: without training there is no verdict."""
 
 
 @final
 @dataclass(frozen=True)
 class Plan:
-    """The number of steps for each α, and the steps at which drifts are measured.
+    """How the models are trained: the steps for each α, and the steps at which drifts are measured.
 
     Args:
-        lr: The learning rate.
-        steps: The number of steps, by α.
+        lr: The learning rate of gradient descent on all points.
+        steps: The number of steps, by α. It is the same for all α except 1, for which it may be larger.
         moments: The steps at which drifts are measured, by α.
+        training: The training of the user, or None for gradient descent.
     """
 
     lr: float
     steps: dict[float, int]
     moments: dict[float, tuple[int, ...]]
+    training: Training | None = None
+
+    @property
+    def common(self) -> int:
+        """The number of steps that all models are trained for, up to which different α are compared."""
+        return min(self.steps.values())
 
     @property
     def marks(self) -> list[int]:
@@ -156,7 +64,13 @@ class Plan:
 
 
 def plan(
-    subject: Subject, lr: float, alphas: Sequence[float], probe_seconds: float, budget: Budget, clock: Clock
+    subject: Subject,
+    lr: float,
+    alphas: Sequence[float],
+    probe_seconds: float,
+    budget: Budget,
+    clock: Clock,
+    training: Training | None = None,
 ) -> Plan:
     """Choose the number of steps for each α, so that training fits into the remaining time.
 
@@ -167,42 +81,58 @@ def plan(
         probe_seconds: The time of one measurement of the drift, in seconds.
         budget: The limits. `budget.steps`, if given, is the number of steps.
         clock: The clock of the inspection.
+        training: The training of the user, or None for gradient descent.
 
     Returns:
         The plan.
     """
     if budget.steps is not None:
-        steps = dict.fromkeys(alphas, budget.steps)
-        return Plan(lr, steps, {alpha: _moments(count, alpha) for alpha, count in steps.items()})
-    seconds = 0.85 * clock.left
-    steps = {}
-    for alpha in alphas:
-        share = seconds * (SHARE if alpha == 1 else (1 - SHARE) / max(1, len(alphas) - 1))
-        share -= probe_seconds * len(_moments(STEPS, alpha))
-        once = _step_seconds(subject, alpha, lr, clock)
-        steps[alpha] = max(10 if alpha == 1 else 4, min(STEPS, int(share / once)))
-    return Plan(lr, steps, {alpha: _moments(count, alpha) for alpha, count in steps.items()})
+        return _plan(lr, budget.steps, budget.steps, alphas, training)
+    seconds, least = 0.85 * clock.left, LEAST * clock.seconds
+    once = {alpha: _step_seconds(subject, alpha, lr, clock, training) for alpha in alphas}
+    others = [alpha for alpha in alphas if alpha != 1]
+    straight = 0.0 if training is None else _step_seconds(subject, math.inf, lr, clock, training)
+    share = (SHARE if others else 1.0) * seconds - probe_seconds * len(_moments(STEPS, 1.0, STEPS))
+    own = max(10, min(STEPS, int(max(share, least) / (once[1.0] + straight))))
+    if not others:
+        return _plan(lr, own, own, alphas, training)
+    rest = (1 - SHARE) * seconds - probe_seconds * len(others)
+    common = max(4, min(own, int(max(rest, least) / sum(once[alpha] for alpha in others))))
+    return _plan(lr, own, common, alphas, training)
 
 
-def _moments(steps: int, alpha: float) -> tuple[int, ...]:
-    return tuple(sorted({max(1, steps // 16), max(1, steps // 4), steps})) if alpha == 1 else (steps,)
+def _plan(lr: float, own: int, common: int, alphas: Sequence[float], training: Training | None) -> Plan:
+    steps = {alpha: own if alpha == 1 else common for alpha in alphas}
+    return Plan(lr, steps, {alpha: _moments(count, alpha, common) for alpha, count in steps.items()}, training)
 
 
-def _step_seconds(subject: Subject, alpha: float, lr: float, clock: Clock) -> float:
-    """Measure the time of one gradient. The first evaluation is not counted, because it includes tracing."""
+def _moments(steps: int, alpha: float, common: int) -> tuple[int, ...]:
+    return tuple(sorted({max(1, steps // 16), max(1, steps // 4), common, steps})) if alpha == 1 else (steps,)
+
+
+def _step_seconds(subject: Subject, alpha: float, lr: float, clock: Clock, training: Training | None) -> float:
+    """Measure the time of one step. The first one is not counted, because it includes tracing."""
+    if training is not None:
+        with training.steps(Trainee(subject.model, alpha)) as step:
+            return _timed(lambda: step(0), clock)
     objective = Objective.of(subject.anchored(), subject.loss, subject.x, subject.y, alpha, False)
     v = objective.coordinates.zeros()
+    return _timed(lambda: objective.gradient(v), clock)
+
+
+def _timed(step: Callable[[], object], clock: Clock) -> float:
     for _ in range(2):
         before = clock.elapsed
-        objective.gradient(v)
+        step()
         seconds = clock.elapsed - before
     return max(seconds, 1e-6)
 
 
 def tangents(subject: Subject, kernel: Kernel, plan: Plan, progress: Callable[[float], None]) -> Tangents:
-    """Train the tangent model by gradient descent, y ← y - lr·K∇R(y).
+    """Train the tangent model, by gradient descent y ← y - lr·K∇R(y) or as the user trains the model.
 
-    If the kernel is available as a matrix, the iteration runs in function space; otherwise it runs in parameter space.
+    If the kernel is available as a matrix, gradient descent runs in function space; otherwise it runs in parameter
+    space.
 
     Args:
         subject: The model with its data and loss.
@@ -214,12 +144,10 @@ def tangents(subject: Subject, kernel: Kernel, plan: Plan, progress: Callable[[f
         The training of the tangent model.
     """
     marks = plan.marks
-    if kernel.matrix is None:
-        path = gradient_descent(
-            subject.anchored(), subject.loss, subject.x, subject.y, lr=plan.lr, steps=marks[-1], alpha=math.inf,
-            record=marks, progress=progress,
-        )  # fmt: skip
-        return Tangents(plan.lr, tuple(marks), tuple(path.loss.double().tolist()), path.outputs)
+    if plan.training is not None or kernel.matrix is None:
+        path = _trained(subject, plan, math.inf, marks, lambda _: None, progress)
+        lr = plan.lr if plan.training is None else None
+        return Tangents(lr, tuple(marks), tuple(path.loss.tolist()), path.outputs, path.status)
     y, kept, wanted = subject.start.double(), [], set(marks)
     risk = subject.loss.risk(y, subject.y.double() if subject.y.is_floating_point() else subject.y, 0)
     matrix = kernel.matrix.double() * (plan.lr / subject.n)
@@ -233,10 +161,33 @@ def tangents(subject: Subject, kernel: Kernel, plan: Plan, progress: Callable[[f
     return Tangents(plan.lr, tuple(marks), tuple(losses), outputs)
 
 
+def _trained(
+    subject: Subject,
+    plan: Plan,
+    alpha: float,
+    marks: list[int],
+    observe: Callable[[Params], object],
+    progress: Callable[[float], None],
+) -> Walk:
+    """Train y_α by gradient descent, or as the user does."""
+    if plan.training is not None:
+        return walk(subject, plan.training, alpha, marks, observe, progress)
+
+    def observed(v: Params) -> Mapping[str, Tensor]:
+        observe(v)
+        return {}
+
+    path = gradient_descent(
+        subject.anchored(), subject.loss, subject.x, subject.y, lr=plan.lr, steps=marks[-1], alpha=alpha, record=marks,
+        observe=observed, progress=progress,
+    )  # fmt: skip
+    return Walk(path.outputs, path.loss.double(), path.displacement.double(), str(path.status))
+
+
 def train(
     subject: Subject, alpha: float, plan: Plan, beside: Tangents, probe: Probe, progress: Callable[[float], None]
 ) -> Course:
-    """Train y_α by gradient descent, and compare it with the tangent model.
+    """Train y_α, and compare it with the tangent model.
 
     Args:
         subject: The model with its data and loss.
@@ -254,41 +205,34 @@ def train(
     drifts: list[Drift] = []
     reached = iter(marks)
 
-    def observe(v: Params) -> Mapping[str, Tensor]:
+    def observe(v: Params) -> None:
         step = next(reached)
         if step in moments:
             with derivatives():  # without gradients, some layers use another code path
                 drifts.append(probe(step, v, alpha))
-        return {}
 
-    path = gradient_descent(
-        subject.anchored(), subject.loss, subject.x, subject.y, lr=plan.lr, steps=last, alpha=alpha, record=marks,
-        observe=observe, progress=progress,
-    )  # fmt: skip
-    ended = str(path.status)
+    path = _trained(subject, plan, alpha, marks, observe, progress)
     if not drifts:  # diverged before the first measurement
         drifts.append(Drift(0, math.inf, math.inf, None, None))
-    kept = subject.kept
-    straight = beside.at(len(marks)).to(path.outputs.device)
-    gaps = (kept * (path.outputs.double() - straight)).flatten(1).norm(dim=1)
-    ways = (kept * (way.double() - subject.start) for way in (path.outputs, straight))
-    travel = max(float(way.flatten(1).norm(dim=1).max()) for way in ways)
-    residual = float((kept * (subject.start - subject.target)).double().norm())
+    start, kept = subject.start.double(), subject.kept
+    straight = beside.outputs[: len(marks)].to(path.outputs.device)
+    ways = [(kept * (outputs.double() - start)).flatten(1) for outputs in (path.outputs, straight)]
+    gaps = (ways[0] - ways[1]).norm(dim=1)
+    moved = torch.maximum(ways[0].norm(dim=1), ways[1].norm(dim=1))
+    travel = float(moved.max())
+    residual = float((kept * (start - subject.target)).norm()) or 1.0
     size = math.sqrt(sum(float(w.double().square().sum()) for w in subject.model.params.values()))
+    losses = tuple(path.loss.tolist())
     return Course(
         alpha=alpha,
         steps=tuple(marks),
-        loss=tuple(path.loss.double().tolist()),
-        distance=tuple((gaps / residual).tolist()) if residual > 0 else (0.0,) * len(marks),
+        loss=losses,
+        distance=tuple((gaps / residual).tolist()),
         unexplained=float(gaps.max()) / travel if travel > 0 else 0.0,
-        apart=_apart(path.loss.tolist(), beside.loss),
-        displacement=tuple((path.displacement.double() / size).tolist()),
-        status=ended,
+        apart=apart(losses, beside.loss),
+        displacement=tuple((path.displacement / size).tolist()),
+        status=path.status,
         drifts=tuple(drifts),
+        moved=tuple((moved / residual).tolist()),
+        level=equal_loss(marks, (ways[0], ways[1]), (losses, beside.loss[: len(marks)])),
     )
-
-
-def _apart(losses: Sequence[float], straight: Sequence[float]) -> float:
-    """Compute the largest |R/R̄ - 1| at a step, as long as R̄ is above `FIT` times its initial value."""
-    ratios = [a / b for a, b in zip(losses, straight, strict=False) if b > FIT * straight[0]]
-    return max((abs(ratio - 1) for ratio in ratios), default=0.0)

@@ -10,9 +10,9 @@ from lazyscope.diagnose.verdict import FEATURE_GAP as FEATURE_GAP
 from lazyscope.diagnose.verdict import FITTED, side
 from lazyscope.diagnose.verdict import LAZY_GAP as LAZY_GAP
 from lazyscope.diagnose.verdict import Word as Word
+from lazyscope.inspect.course import FIT, Course, Tangents
 from lazyscope.inspect.reading import percent, short
 from lazyscope.inspect.scale import Scale
-from lazyscope.inspect.training import FIT, Course, Tangents
 from lazyscope.theory.criterion import LAZY
 
 
@@ -69,39 +69,47 @@ def word_of(course: Course) -> Word:
     return Word.FEATURES if course.unexplained >= FEATURE_GAP else Word.BETWEEN
 
 
-def judge(scale: Scale, courses: Sequence[Course], beside: Tangents) -> Verdict:
+def judge(
+    scale: Scale, courses: Sequence[Course], beside: Tangents, way: str = "gradient descent on all points"
+) -> Verdict:
     """Judge the model.
 
     Args:
         scale: κ and the criterion.
         courses: The training runs. The first is the model itself, α = 1.
         beside: The training of the tangent model.
+        way: How the models were trained, as part of a sentence.
 
     Returns:
         The verdict on the model at α = 1.
     """
     own = courses[0]
     word = word_of(own)
-    return Verdict(word, _sentence(word, own), tuple(_evidence(scale, own, beside)), _change(word, scale, courses))
+    sentence, change = _sentence(word, own, beside, way), _change(word, scale, courses)
+    return Verdict(word, sentence, tuple(_evidence(scale, own, beside)), change)
 
 
-def _sentence(word: Word, own: Course) -> str:
+def _sentence(word: Word, own: Course, beside: Tangents, way: str) -> str:
     went = "fell" if own.fell_to <= 1 else "rose"
-    fitted = (
-        f"Over {own.steps[-1]} steps of gradient descent, the loss {went} to {percent(own.fell_to)} of its initial"
-        " value, and"
-    )
+    fitted = f"Over {own.steps[-1]} steps of {way}, the loss {went} to {percent(own.fell_to)} of its initial value, and"
     gap = percent(own.unexplained)
     words = {
-        Word.LAZY: f"The training of this model is lazy. {fitted} the tangent model explains all but {gap} of the"
-        " change of the outputs.",
-        Word.BETWEEN: f"This model is between lazy training and feature learning. {fitted} the tangent model does not"
-        f" explain {gap} of the change of the outputs.",
-        Word.FEATURES: f"This model learns features. {fitted} the tangent model does not explain {gap} of the change of"
-        " the outputs.",
+        Word.LAZY: f"{fitted} the tangent model explains all but {gap} of the change of the outputs: the training of"
+        " this model is lazy.",
+        Word.BETWEEN: f"{fitted} the tangent model does not explain {gap} of the change of the outputs: this model is"
+        " between lazy training and feature learning.",
+        Word.FEATURES: f"{fitted} the tangent model does not explain {gap} of the change of the outputs: this model"
+        " learns features.",
         Word.UNSTABLE: "Training diverged with a learning rate at which the tangent model is stable, because the"
-        " curvature grew during training. The tangent model does not describe this model, so its training is not lazy.",
+        " curvature grew during training. The tangent model does not describe this model, so its training is not lazy."
+        if beside.status != "diverged"
+        else "Training diverged, and so did that of the tangent model: the learning rate is too large for both.",
     }
+    if beside.status == "diverged" and word is not Word.UNSTABLE:
+        return words[word] + (
+            " However, the tangent model diverged in the same training, since the learning rate is above its limit: the"
+            " two are compared only up to there."
+        )
     if own.fell_to < FITTED or word is Word.UNSTABLE:
         return words[word]
     if own.fell_to > 1:
@@ -129,6 +137,7 @@ def _evidence(scale: Scale, own: Course, beside: Tangents) -> list[Evidence]:
             f" {percent(own.loss_gap(beside))} of the initial loss.",
             side(own.apart, LAZY_GAP, FEATURE_GAP),
         ),
+        *_at_equal_loss(own),
         Evidence(
             f"Kernel: it changed by {percent(last.kernel)}; the kernel of a tangent model does not change.",
             side(last.kernel, 0.1, 0.5),
@@ -142,6 +151,18 @@ def _evidence(scale: Scale, own: Course, beside: Tangents) -> list[Evidence]:
         text = f"Activations: {percent(last.activations)} of the ReLUs have the same state, on or off, as at the start."
         found.append(Evidence(text, side(1 - last.activations, 0.05, 0.25)))
     return found
+
+
+def _at_equal_loss(own: Course) -> list[Evidence]:
+    level = own.level
+    if level is None:
+        return []
+    text = (
+        f"Equal loss: when both have {percent(level.share)} of the initial loss (the model at step {level.step}, the"
+        f" tangent model at step {level.tangent_step}), the tangent model does not explain"
+        f" {percent(level.unexplained)} of the change of the outputs."
+    )
+    return [Evidence(text, side(level.unexplained, LAZY_GAP, FEATURE_GAP))]
 
 
 def _change(word: Word, scale: Scale, courses: Sequence[Course]) -> str:
