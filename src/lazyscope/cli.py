@@ -64,6 +64,14 @@ class Device(StrEnum):
     cuda = "cuda"
 
 
+class Look(StrEnum):
+    """The style of the figures: the column of a paper, a slide, or the size that each figure asks for."""
+
+    print = "print"
+    slide = "slide"
+    screen = "screen"
+
+
 class Losses(StrEnum):
     """The loss on which the inspected model is trained."""
 
@@ -93,6 +101,12 @@ def _path(text: str | Path) -> Path:
     return Path(text).expanduser()
 
 
+Styled = Annotated[
+    Look,
+    typer.Option(
+        "--style", help="Style of the figures: columns of a paper with 8 pt type (print), or 16:9 with 18 pt (slide)."
+    ),
+]
 Out = Annotated[Path, typer.Option(parser=_path, metavar="FOLDER", help="Folder of the results.")]
 
 
@@ -149,6 +163,7 @@ def reproduce(
     workers: Annotated[int, typer.Option(min=1, max=4096, help="Number of worker processes.")] = 1,
     dask: Annotated[str | None, typer.Option(help="Address of a Dask scheduler: tcp://host:port.")] = None,
     data_dir: Annotated[Path | None, typer.Option(help=f"Folder that contains cifar10 (or set {VARIABLE}).")] = None,
+    style: Styled = Look.print,
     out: Out = Path("results"),
     verbose: Annotated[
         bool, typer.Option("--verbose", "-v", metavar="", help="Print all claims, not only those that fail.")
@@ -163,7 +178,7 @@ def reproduce(
     board = Board(console, chosen, scale, verbose=verbose)
     try:
         with interruptible(STOPPED), _place(workers, dask, device) as (executor, target):
-            outcomes, failures = _run_all(chosen, scale, Store(out), target, executor, board)
+            outcomes, failures = _run_all(chosen, scale, Store(out), target, executor, board, style)
             path = write_report(out)
     except KeyboardInterrupt:
         errors.print(STOPPED)
@@ -175,13 +190,13 @@ def reproduce(
 
 
 @app.command()
-def report(out: Out = Path("results")) -> None:
+def report(style: Styled = Look.print, out: Out = Path("results")) -> None:
     """Redraw the figures, recheck the claims and rebuild index.html from stored trials."""
     if not out.is_dir():
         raise LazyscopeError(f"There are no results in {out}; run `lazyscope reproduce --out {out}` first.")
     disk.check(out)
     with interruptible("stopped"):
-        failures = refresh(experiments().values(), Store(out))
+        failures = refresh(experiments().values(), Store(out), style)
         path = write_report(out)
     console.print(f"report: {path}", soft_wrap=True)
     _end(failures)
@@ -291,14 +306,29 @@ def _place(workers: int, dask: str | None, device: Device) -> Iterator[tuple[Exe
 
 
 def _run_all(
-    chosen: list[Experiment], scale: str, store: Store, device: torch.device, executor: Executor, board: Board
+    chosen: list[Experiment],
+    scale: str,
+    store: Store,
+    device: torch.device,
+    executor: Executor,
+    board: Board,
+    style: str = "print",
 ) -> tuple[list[Outcome], list[ExperimentError]]:
     """Run the experiments and show their progress. A failing experiment does not stop the others."""
     # Experiments without an outcome come first, so that a run that is killed repeatedly reaches all of them.
     order = sorted(range(len(chosen)), key=lambda i: (store.root / chosen[i].name / f"{scale}.json").exists())
     todo = [chosen[i] for i in order]
     with quiet(), board:
-        found = run_all(todo, scale, store, device=device, executor=executor, progress=board.advance, ended=board.end)
+        found = run_all(
+            todo,
+            scale,
+            store,
+            device=device,
+            executor=executor,
+            style=style,
+            progress=board.advance,
+            ended=board.end,
+        )
     ended = [one for _, one in sorted(zip(order, found, strict=True), key=itemgetter(0))]
     outcomes = [one for one in ended if isinstance(one, Outcome)]
     return outcomes, [one for one in ended if isinstance(one, ExperimentError)]

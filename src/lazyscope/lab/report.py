@@ -22,7 +22,7 @@ from lazyscope.lab.story import by_publication
 _LARGEST_SVG = 400_000  # bytes; a larger SVG (thousands of paths) is replaced by the PNG, which is smaller and faster
 
 
-def refresh(experiments: Iterable[Experiment], store: Store) -> list[ExperimentError]:
+def refresh(experiments: Iterable[Experiment], store: Store, style: str = "print") -> list[ExperimentError]:
     """Redraw the figures and recheck the claims of all experiments whose trials are completely stored.
 
     The code of a figure or a claim may have changed since it was last drawn or checked. Trials that were computed by an
@@ -31,6 +31,7 @@ def refresh(experiments: Iterable[Experiment], store: Store) -> list[ExperimentE
     Args:
         experiments: The experiments to refresh. Those without stored trials are skipped.
         store: The store that contains the trials.
+        style: The style of the figures, one of `lazyscope.lab.style.STYLES`.
 
     Returns:
         The errors of the experiments that failed. The other experiments are refreshed.
@@ -41,7 +42,7 @@ def refresh(experiments: Iterable[Experiment], store: Store) -> list[ExperimentE
             try:
                 for scale in SCALES:
                     if all(record is not None for record in records(experiment, scale, store)):
-                        evaluate(experiment, scale, store)
+                        evaluate(experiment, scale, store, style)
             except ExperimentError as error:
                 failures.append(error)
             except LazyscopeError:
