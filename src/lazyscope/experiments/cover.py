@@ -12,7 +12,7 @@ from matplotlib.markers import MarkerStyle
 
 from lazyscope.flow.descent import gradient_descent, log_spaced
 from lazyscope.lab.experiment import Claim, Experiment, Params, Result, Trial, Trials
-from lazyscope.lab.style import BLUE, RED, panels
+from lazyscope.lab.style import BLUE, RED, legend_below, panels
 from lazyscope.loss import Square
 from lazyscope.model.two_layer import TwoLayer
 from lazyscope.problem.teacher import Teacher
@@ -117,7 +117,7 @@ def explain(canvas: Figure) -> None:
         Line2D([], [], color="0.2", linewidth=0, marker=r"$\rightarrow$", markersize=10, label="teacher"),
         Line2D([], [], color="0.35", linestyle=":", linewidth=1.0, label="unit circle"),
     ]
-    canvas.legend(handles=marks, loc="outside lower center", ncols=5)
+    legend_below(canvas, marks, columns=5)
 
 
 def draw(axis: Axes, trial: Trial) -> None:

@@ -171,7 +171,7 @@ def figure(trials: Trials) -> Figure:
     axes[0, 1].set(title="tangent kernels: mean over the draws", ylabel=r"$\|K_m-\Theta\|/\|\Theta\|$")
     axes[1, 1].set(title="functions: median over the draws", ylabel=r"$\|f_m-f\|/\|f\|$")
     axes[1, 1].axhline(0.05, color=RED, lw=0.8, zorder=1.5)
-    axes[1, 1].annotate("5 %", (0.99, 0.05), xycoords=("axes fraction", "data"), color=RED, ha="right", va="bottom")
+    axes[1, 1].annotate("5 %", (0.01, 0.05), xycoords=("axes fraction", "data"), color=RED, va="bottom")
     return page
 
 

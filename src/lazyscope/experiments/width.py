@@ -18,7 +18,7 @@ from lazyscope._typing import Params as Weights
 from lazyscope.flow.descent import gradient_descent
 from lazyscope.flow.tangent import tangent_flow
 from lazyscope.lab.experiment import Claim, Experiment, Params, Result, Trials
-from lazyscope.lab.style import BLACK, RED, panels
+from lazyscope.lab.style import BLACK, RED, legend_below, panels
 from lazyscope.loss import Square
 from lazyscope.model.two_layer import TwoLayer
 from lazyscope.problem.teacher import Teacher
@@ -128,7 +128,7 @@ def figure(trials: Trials) -> Figure:
         axis.set_xscale("log", base=2)
         axis.set(xlabel="width $m$")
     marks.append(Line2D([], [], marker="o", color="0.3", linestyle="", markersize=1.8, label="one seed"))
-    canvas.legend(handles=marks, loc="outside lower center", ncols=3)
+    legend_below(canvas, marks)
     return canvas
 
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import io
+import math
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
@@ -105,6 +106,7 @@ class Style:
         single: The width of a figure with one column of panels, in inches, or None for the width that the figure asks.
         double: The width of a figure with several columns of panels.
         stacked: The width of a figure with several columns and several rows of panels.
+        lowest: The least height of a row of panels, if the style sets the width.
         box: The width and the height that the finished figure fills, or None for a figure that is not enlarged. Type and
             lines are enlarged with the figure.
     """
@@ -113,12 +115,13 @@ class Style:
     single: float | None = None
     double: float | None = None
     stacked: float | None = None
+    lowest: float = 0.0
     box: tuple[float, float] | None = None
 
 
 STYLES = {
     "screen": Style(SCREEN),
-    "print": Style(PRINT, single=3.25, double=6.75, stacked=6.75),
+    "print": Style(PRINT, single=3.25, double=6.75, stacked=6.75, lowest=2.0),
     # A slide of 16:9 is 13.3 inches by 7.5. Drawn 5.6 inches wide and enlarged 2.25 times, type of 8 pt becomes 18 pt.
     "slide": Style(PRINT, single=3.5, double=5.6, stacked=7.2, box=(12.6, 6.8)),
 }
@@ -180,27 +183,31 @@ def panels(
     wide, high = width * columns, height * rows
     given = current.single if columns == 1 else current.double if rows == 1 else current.stacked
     if given is not None:
-        wide, high = given, high * given / wide
-    if current.box is not None:
-        high = min(high, wide * current.box[1] / current.box[0]) if columns > 1 else high
+        wide, high = given, max(high * given / wide, current.lowest * rows)
+    if current.box is not None and columns > 1:  # a slide is filled
+        high = 0.95 * wide * current.box[1] / current.box[0]
     figure = Figure(figsize=(wide, high), layout="constrained")
     FigureCanvasAgg(figure)
     return figure, figure.subplots(rows, columns, squeeze=False, **kwargs)
 
 
-def legend_below(figure: Figure, handles: list[Artist], columns: int | None = None) -> None:
-    """Draw one legend for all panels, below them, in as few rows as fit the width.
+def legend_below(figure: Figure, handles: Sequence[Artist], columns: int | None = None) -> None:
+    """Draw one legend for all panels, below them, and make the figure higher by as much, if its style sets its size.
 
     Args:
         figure: The figure.
         handles: The lines and marks, with their labels.
-        columns: The number of columns, or None for as many as fit.
+        columns: The number of columns, or None for as many as fit the width of the figure.
     """
-    inches = float(figure.get_size_inches()[0])
+    wide, high = (float(side) for side in figure.get_size_inches())
     size = float(mpl.rcParams["font.size"])
     longest = max(len(re.sub(r"\\[a-z]+|[${}^_]", "", str(handle.get_label()))) for handle in handles)
-    fit = max(1, int(72 * inches / (0.56 * size * longest + 4 * size)))
-    figure.legend(handles=handles, loc="outside lower center", ncols=columns or min(fit, len(handles)))
+    fit = max(1, int(72 * wide / (0.56 * size * longest + 4 * size)))
+    count = columns or min(fit, len(handles))
+    rows = math.ceil(len(handles) / count)
+    figure.legend(handles=handles, loc="outside lower center", ncols=math.ceil(len(handles) / rows))
+    if _current.get().single is not None:
+        figure.set_size_inches(wide, high + 1.4 * size * rows / 72)
 
 
 def drawn(figure: Figure, form: str) -> bytes:
