@@ -127,7 +127,7 @@ STYLES = {
 }
 """The styles by name: "screen" keeps the size that a figure asks for; "print" is a paper's column of 3.25 inches, or two
 columns of 6.75 inches, with 8 pt type; "slide" is a slide of 16:9, with 18 pt type, or 14 pt if there are two rows of
-panels."""
+panels; a figure that is higher than wide takes several slides of that width."""
 
 _current: ContextVar[Style] = ContextVar("style", default=STYLES["screen"])
 
@@ -184,7 +184,7 @@ def panels(
     given = current.single if columns == 1 else current.double if rows == 1 else current.stacked
     if given is not None:
         wide, high = given, max(high * given / wide, current.lowest * rows)
-    if current.box is not None and columns > 1:  # a slide is filled
+    if current.box is not None and columns > 1 and rows < 3:  # a slide is filled
         high = 0.95 * wide * current.box[1] / current.box[0]
     figure = Figure(figsize=(wide, high), layout="constrained")
     FigureCanvasAgg(figure)
@@ -221,7 +221,8 @@ def drawn(figure: Figure, form: str) -> bytes:
         The content of the file.
     """
     content, box = io.BytesIO(), _current.get().box
-    factor = 1.0 if box is None else float(min(box / figure.get_size_inches()))
+    wide, high = figure.get_size_inches()
+    factor = 1.0 if box is None else float(box[0] / wide if high > wide else min(box[0] / wide, box[1] / high))
     if form == "svg":
         figure.savefig(content, format=form, metadata={"Date": None})
         return re.sub(rb"<svg [^>]*>", lambda tag: _enlarged(tag[0], factor), content.getvalue(), count=1)
