@@ -486,7 +486,9 @@ def _bars(axis: Axes, table: Table, title: str) -> None:
         colour = next(shade for kind, shade in COLOURS.items() if kind in row)
         accuracy = 100 * table.accuracy(row)
         axis.barh(place, accuracy, color=colour, height=0.62, alpha=0.55, label="test" if place == 0 else None)
-        effort = next((f", {trial.params[name]} {name}" for name in ("epochs", "iterations") if name in trial.params), "")
+        effort = next(
+            (f", {trial.params[name]} {name}" for name in ("epochs", "iterations") if name in trial.params), ""
+        )
         axis.text(1, place, f"{accuracy:.1f} %{effort}", color=BLACK, va="center")
         label = "training" if place == 0 else None
         axis.plot(100 * table.accuracy(row, "train"), place, "o", color=colour, mec=BLACK, mew=0.6, label=label)

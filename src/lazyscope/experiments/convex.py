@@ -251,7 +251,9 @@ def _huber(axes: np.ndarray, runs: dict[float, Run]) -> None:
     _on_curve(axes[0], "huber", runs[2.5].path[:9], RED, -4.6, 4.6)
     axes[0].set(title=r"Huber, $\eta=2.5$: oscillates")
     for step, colour in ((0.25, BLUE), (0.7, GREEN), (1.7, ORANGE), (2.5, RED)):
-        axes[1].semilogy(runs[step].times, runs[step].distance, ".-", color=colour, lw=0.8, ms=2, label=rf"$\eta={step}$")
+        axes[1].semilogy(
+            runs[step].times, runs[step].distance, ".-", color=colour, lw=0.8, ms=2, label=rf"$\eta={step}$"
+        )
     axes[1].axhline(1, color=BLACK, ls=":", lw=0.8)
     axes[1].set(title="Huber: linear above 1", xlabel="step $t$", ylabel="$|w_t|$", xlim=(0, 40), ylim=(1e-11, 20))
     axes[1].legend(loc="lower left")

@@ -140,7 +140,9 @@ def draw(axis: Axes, trial: Trial) -> None:
     start = {"s": 7 * crowd, "facecolor": "white", "edgecolor": "0.4", "linewidth": 0.6 * crowd}
     axis.scatter(*paths[0].T, **start, zorder=3)
     for sign, colour in colours.items():
-        axis.scatter(*paths[-1, signs == sign].T, s=30 * crowd, color=colour, marker=HALVES[sign], linewidth=0, zorder=4)
+        axis.scatter(
+            *paths[-1, signs == sign].T, s=30 * crowd, color=colour, marker=HALVES[sign], linewidth=0, zorder=4
+        )
     teacher = zip(np.asarray(trial.result["teacher"]), np.asarray(trial.result["teacher_signs"]), strict=True)
     for direction, sign in teacher:
         tip = direction * (0.95 * reach if enlarged else 1.0)

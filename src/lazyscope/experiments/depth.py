@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 import torch
 from matplotlib.figure import Figure
+from matplotlib.ticker import NullFormatter
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
@@ -304,11 +305,14 @@ def figure(trials: Trials) -> Figure:
     for axis, part, kinds in ((axes[0, 0], "width", WIDE), (axes[0, 1], "depth", DEEP)):
         for (kind, words), colour in zip(kinds.items(), (BLUE, ORANGE, GREEN), strict=False):
             sizes, values = series(trials, part, kind)
-            axis.plot(sizes, values, "-o", color=colour, ms=4, label=f"{words}: slope {exponent(sizes, values):.2f}")
+            axis.plot(sizes, values, "-o", color=colour, label=f"{words}: slope {exponent(sizes, values):.2f}")
         axis.set(xscale="log", yscale="log")
-        axis.legend()
-    axes[0, 0].set(xlabel="width $m$", ylabel=r"change of the kernel, $\|K_T-K_0\|/\|K_0\|$", title="width")
-    axes[0, 1].set(xlabel="depth $L$", ylabel="distance of a branch from its tangent", title="depth")
+        axis.set_xscale("log", base=2)
+        axis.yaxis.set_minor_formatter(NullFormatter())
+        axis.set_ylim(bottom=axis.get_ylim()[0] / 2)  # room for the legend
+        axis.legend(loc="lower left")
+    axes[0, 0].set(xlabel="width $m$", ylabel=r"$\|K_T-K_0\|/\|K_0\|$", title="change of the kernel")
+    axes[0, 1].set(xlabel="depth $L$", ylabel="distance", title="residual branches from their tangents")
     return page
 
 

@@ -214,32 +214,33 @@ def claims(trials: Trials) -> list[Claim]:
 
 def figure(trials: Trials) -> Figure:
     """Draw the two norms, the kernel distance, the samples that are needed, and the error of the closed form."""
-    page, axes = panels(1, 4, width=3.6, height=3.3)
-    norms, kernel, samples, errors = axes[0]
+    page, axes = panels(2, 2, width=4.4, height=3.1)
+    norms, kernel, samples, errors = axes.flat
     for depth, colour in zip(DEPTHS, COLOURS, strict=False):
         norms.plot(*medians(trials, depth, "l1"), "o-", ms=3, color=colour, label=f"$D={depth}$")
         norms.plot(*medians(trials, depth, "l2"), "s:", ms=3, color=colour)
         kernel.plot(*medians(trials, depth, "distance"), "o-", ms=3, color=colour, label=f"$D={depth}$")
         errors.plot(*medians(trials, depth, "error"), "o-", ms=3, color=colour, label=f"$D={depth}$")
-    norms.plot([], [], "k-", label=r"$\ell_1$ norm")
-    norms.plot([], [], "k:", label=r"$\ell_2$ norm")
-    norms.set(title="norm of the limit / least norm", xscale="log")
+    norms.plot([], [], "ko-", ms=3, label=r"$\ell_1$")
+    norms.plot([], [], "ks:", ms=3, label=r"$\ell_2$")
+    norms.set(title="limit of the flow", ylabel="norm / least norm", xscale="log")
     _, kappas = medians(trials, 2, "kappa")
     scales = medians(trials, 2, "kappa")[0]
     one = float(np.exp(np.interp(0, np.log(kappas[::-1]), np.log(scales[::-1]))))
-    kernel.axvline(one, color=BLACK, lw=1, ls="--", label=r"$\kappa=1$ ($D=2$)")
-    kernel.set(title="kernel distance of start and end", xscale="log", yscale="log")
+    kernel.axvline(one, color=BLACK, lw=0.8, ls="--", label=r"$\kappa=1$ ($D=2$)")
+    kernel.set(title="kernel", ylabel="distance of start and end", xscale="log", yscale="log")
     kernel.set_ylim(bottom=1e-14)
     for depth, colour in zip(DEPTHS, COLOURS, strict=False):
         if len(trials.where(kind="recovery", depth=depth)):
             samples.plot(*needed(trials, depth), "o-", ms=3, color=colour, label=f"$D={depth}$")
-    samples.set(title=r"samples that recover $\beta^*$", xscale="log")
+    samples.set(title=r"recovery of $\beta^*$", ylabel="samples needed", xscale="log")
     samples.set_ylim(bottom=0)
-    errors.axhline(TOLERANCE, color=BLACK, lw=1, ls="--")
-    errors.set(title=r"limit of the flow $-$ minimiser of $Q_\alpha$", xscale="log", yscale="log")
-    for axis in axes[0]:
-        axis.set_xlabel(r"$\alpha$")
-        axis.legend(fontsize="small")
+    errors.axhline(TOLERANCE, color=BLACK, lw=0.8, ls="--", label="tolerance")
+    errors.set(title=r"closed form: minimiser of $Q_\alpha$", ylabel="distance from the limit", xscale="log")
+    errors.set(yscale="log")
+    for axis in axes.flat:
+        axis.set_xlabel(r"scale $\alpha$ of the start")
+        axis.legend()
     return page
 
 
@@ -248,7 +249,7 @@ EXPERIMENT = Experiment(
     source="Woodworth, Gunasekar, Lee, Moroshko, Savarese, Golan, Soudry, Srebro 2020",
     title="Diagonal linear nets: from the ℓ₁ norm to the ℓ₂ norm as α grows",
     caption=(
-        "A linear model whose weights are differences of squares is trained from starts of different scale. A"
+        "A linear model whose weights are differences of powers of degree D is trained from starts of different scale. A"
         " small start finds the sparse solution of smallest ℓ₁ norm, a large one the lazy solution of smallest"
         " ℓ₂ norm, and a closed form gives every case between."
     ),

@@ -266,7 +266,9 @@ def figure(trials: Trials) -> Figure:
     marks: list[Artist] = [
         Line2D([], [], color=BLUE, marker="o", label="both layers, over the largest margin in $F_1$"),
         Line2D([], [], color=ORANGE, marker="o", label="output layer, over that in $F_2$"),
-        Line2D([], [], color=RED, marker="s", mfc="none", ls="--", label="both layers from initial scale 1, over $F_1$"),
+        Line2D(
+            [], [], color=RED, marker="s", mfc="none", ls="--", label="both layers from initial scale 1, over $F_1$"
+        ),
         Line2D([], [], color=GREEN, marker="x", ls=":", label="SVM on the fixed features, over $F_2$"),
         Patch(color="0.5", alpha=0.3, lw=0, label="quartiles of the draws"),
     ]

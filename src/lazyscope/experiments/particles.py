@@ -228,7 +228,9 @@ def _neurons(axis: Axes, trial: Trial) -> None:
     for j, sign in enumerate(signs):
         axis.plot(*paths[:, j].T, color=colours[int(sign)], linewidth=0.7, alpha=0.7)
     for sign, colour in colours.items():
-        axis.plot(*paths[-1, signs == sign].T, "o", color=colour, markeredgecolor="white", markersize=4, mew=0.4, zorder=4)
+        axis.plot(
+            *paths[-1, signs == sign].T, "o", color=colour, markeredgecolor="white", markersize=4, mew=0.4, zorder=4
+        )
     for direction, sign in zip(np.asarray(result["teacher"]), np.asarray(result["teacher_signs"]), strict=True):
         for end, alpha in ((2 * reach, 1.0), (-2 * reach, 0.35)):  # on the other side it differs by a linear function
             x, y = np.outer(direction, [0, end])

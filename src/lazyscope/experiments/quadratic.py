@@ -212,7 +212,9 @@ def figure(trials: Trials) -> Figure:
     left, right = axes[0]
     left.plot(fine, lines[0], color=BLUE, label="RF: random features")
     left.plot(fine, lines[0] - excess[0], ":", color=BLUE, label="RF, with its term $N/d^2$")
-    left.plot(fine, np.asarray(theory.neural_tangent(steps / dim, spectrum).mean(0)), color=ORANGE, label="NT: neural tangent")
+    left.plot(
+        fine, np.asarray(theory.neural_tangent(steps / dim, spectrum).mean(0)), color=ORANGE, label="NT: neural tangent"
+    )
     left.plot(fine, np.asarray(theory.network(steps, spectrum).mean(0)), color=GREEN, label="NN: trained net")
     dots(left, feature_counts(dim), trials.column("random_features")[:, 0], BLUE)
     dots(left, hidden_widths(dim), trials.column("neural_tangent"), ORANGE)

@@ -192,13 +192,17 @@ def _said(scaling: str) -> str:
 
 def figure(trials: Trials) -> Figure:
     """Draw three panels in log-log scale, with the fitted slopes."""
-    page, axes = panels(1, 3, width=3.6, height=3.2)
+    page, axes = panels(1, 3, width=3.6, height=3.9)
     _draw(axes[0, 0], trials, "α", {"h": r"$\alpha h$"})
     _draw(axes[0, 1], trials, "λ", {str(q): f"{q} layers" for q in LAYERS})
     _draw(axes[0, 2], trials, "m", {k: k if k == LE_CUN else rf"$\alpha(m)=${k}" for k in SCALINGS})
     axes[0, 0].set(title="scaled models", xlabel=r"scale $\alpha$", ylabel=r"$\kappa$")
-    axes[0, 1].set(title="homogeneous nets at $\\lambda w_0$", xlabel=r"$\lambda$")
-    axes[0, 2].set(title="wide nets", xlabel=r"width $m$")
+    axes[0, 1].set(
+        title="homogeneous nets", xlabel=r"scale $\lambda$ of the weights", ylabel=r"$\kappa$ at $\lambda w_0$"
+    )
+    axes[0, 2].set(title="wide nets", xlabel=r"width $m$", ylabel=r"$\kappa$")
+    axes[0, 2].set_ylim(bottom=axes[0, 2].get_ylim()[0] / 300)  # room for the legend
+    axes[0, 1].set_ylim(bottom=axes[0, 1].get_ylim()[0] / 30)
     return page
 
 
@@ -207,9 +211,9 @@ def _draw(axis: Axes, trials: Trials, law: str, labels: dict[str, str]) -> None:
         some, name = chosen(trials, law, series)
         axis.plot(some.column("value"), some.column(name), ".", color=colour, markersize=3, alpha=0.35)
         values, kappa = medians(trials, law, series)
-        axis.plot(values, kappa, "-", color=colour, label=f"{label}: slope {slope(trials, law, series):.2f}")
+        axis.plot(values, kappa, "-", color=colour, label=f"{label}: ${slope(trials, law, series):.2f}$")
     axis.set(xscale="log", yscale="log")
-    axis.legend()
+    axis.legend(loc="lower left", title="slope", alignment="left")
 
 
 EXPERIMENT = Experiment(
@@ -219,7 +223,7 @@ EXPERIMENT = Experiment(
     caption=(
         "The number κ, computed at the initialisation, says whether training will be lazy: it is if κ is far"
         " below 1. The panels show how κ changes with the scale of the outputs, the scale of the weights, and the"
-        " width."
+        " width; each dot is one network, and the lines are medians."
     ),
     cost={"quick": "10 s on two cores", "paper": "2 min on two cores"},
     grid=grid,

@@ -253,22 +253,25 @@ def figure(trials: Trials) -> Figure:
         middle = np.exp(np.log(some.column("best")).mean(0))
         rates.plot(gammas, middle, "o-", ms=3, color=colour, label=label)
         edge.plot(gammas, np.median(some.column("edge"), axis=0), "o-", ms=3, color=colour, label=f"$L={depth}$")
-    rates.set(title=r"best learning rate $\eta^*$", xlabel=r"richness $\gamma=1/\alpha$", xscale="log", yscale="log")
-    rates.legend(fontsize="small", title="exponents", title_fontsize="small")
-    edge.axhline(1, color=BLACK, lw=1, ls="--", label="edge of stability")
-    edge.set(title=r"$\eta^*\lambda/2$ at the end", xlabel=r"richness $\gamma=1/\alpha$", xscale="log")
+    rates.set(title="mean over the seeds", xlabel=r"richness $\gamma=1/\alpha$", xscale="log", yscale="log")
+    rates.set_ylabel(r"best learning rate $\eta^*$")
+    rates.legend(title="exponents: lazy, rich", alignment="left")
+    edge.axhline(1, color=BLACK, lw=0.8, ls="--", label="edge of stability")
+    edge.set(title="median over the seeds", xlabel=r"richness $\gamma=1/\alpha$", xscale="log")
+    edge.set(ylabel=r"$\eta^*\lambda/2$ at the end")
     edge.set_ylim(bottom=0)
-    edge.legend(fontsize="small")
+    edge.legend(loc="lower left")
     (jump,) = trials.where(kind="catapult")
     kept = np.asarray(jump.result["diverged"]) == 0
-    catapult.plot(MULTIPLES[kept], np.asarray(jump.result["peak"])[kept], "o-", ms=3, label="largest loss / first loss")
+    catapult.plot(MULTIPLES[kept], np.asarray(jump.result["peak"])[kept], "o-", ms=3, label="largest / first loss")
     catapult.plot(
         MULTIPLES[kept], np.asarray(jump.result["product"])[kept], "o-", ms=3, label=r"$\eta\lambda$ at the end"
     )
     for border in (2, 4):
-        catapult.axvline(border, color=BLACK, lw=1, ls="--")
-    catapult.set(title="catapult", xlabel=r"$\eta\lambda$ at the start", yscale="log")
-    catapult.legend(fontsize="small")
+        catapult.axvline(border, color=BLACK, lw=0.8, ls="--")
+    catapult.set(title="catapult", xlabel=r"$\eta\lambda$ at the start", ylabel="ratio, product", yscale="log")
+    catapult.set_ylim(bottom=catapult.get_ylim()[0] / 20)  # room for the legend
+    catapult.legend(loc="lower left")
     return page
 
 
@@ -277,8 +280,9 @@ EXPERIMENT = Experiment(
     source="Atanasov, Meterez, Simon, Pehlevan 2025; Lewkowycz et al. 2020",
     title="The best learning rate against richness",
     caption=(
-        "The largest useful learning rate is measured as the scale 1/α of feature learning varies. It follows"
-        " one power law in lazy training and another in rich training, with catapults between them."
+        "The largest useful learning rate η* of nets with L layers is measured as the scale 1/α of feature learning"
+        " varies, with the largest eigenvalue λ of the kernel. It follows one power law in lazy training and another in"
+        " rich training, with catapults between the dashed lines (right): the loss rises, and λ falls below 2/η."
     ),
     cost={"quick": "10 s on two cores", "paper": "5 min on two cores"},
     grid=grid,
