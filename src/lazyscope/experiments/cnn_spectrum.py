@@ -20,8 +20,9 @@ from lazyscope.tangent.spectrum import TOP, spectrum
 GAP = 10.0
 """The gap: one order of magnitude between the last of the top 0.2 % of eigenvalues and the next one."""
 
-EXPONENT, BAND = -1.0, 0.35
-"""The decrease is approximately O(1/i)."""
+EXPONENT, BAND = -1.0, 0.2
+"""The decrease is approximately O(1/i). There is no theorem: -0.98 to -0.90 is measured for VGG-11 at the paper's scale,
+and -1.15 to -0.94 for the small net."""
 
 
 @dataclass(frozen=True)
@@ -113,7 +114,7 @@ def claims(trials: Trials) -> list[Claim]:
             Claim(
                 f"{inputs}: λ_i ∝ i^s for {first} ≤ i ≤ {last} with s = -1 ± {BAND}",
                 "then approximately O(1/i)",
-                f"{_range(exponents)} (R² ≥ {these.column('r_squared').min():.3f})",
+                f"{_range(exponents)}, {_range(exponents - EXPONENT, '+')} from {EXPONENT:g} (R² ≥ {these.column('r_squared').min():.3f})",
                 bool((np.abs(exponents - EXPONENT) <= BAND).all()),
             )
         )
@@ -147,8 +148,8 @@ def _top(values: np.ndarray) -> int:
     return max(1, round(TOP * int(values.shape[1])))
 
 
-def _range(values: np.ndarray) -> str:
-    return f"{values.min():.3g} … {values.max():.3g}"
+def _range(values: np.ndarray, sign: str = "") -> str:
+    return f"{values.min():{sign}.3g} … {values.max():{sign}.3g}"
 
 
 EXPERIMENT = Experiment(
@@ -157,7 +158,8 @@ EXPERIMENT = Experiment(
     title="Spectrum of the tangent kernel of a convolutional net on images and on noise",
     caption=(
         "The eigenvalues of the tangent kernel say how fast each component of the data is learned when training"
-        " is lazy; each line is one draw of weights and inputs. On images as on noise, a few of them are much larger than the rest, so that gradient descent"
+        " is lazy; each line is one draw of weights and inputs. On images as on noise, a few of them are much larger"
+        " than the rest, so that gradient descent"
         " learns a few components quickly and the others slowly."
     ),
     cost={"quick": "15 s on two cores", "paper": "1 min on one GPU, with CIFAR-10"},

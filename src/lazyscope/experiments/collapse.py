@@ -21,7 +21,7 @@ from torch.nn.functional import avg_pool2d
 from lazyscope.data import cifar10, digits
 from lazyscope.flow.descent import gradient_descent
 from lazyscope.lab.experiment import Claim, Experiment, Params, Result, Trials
-from lazyscope.lab.fit import exponent
+from lazyscope.lab.fit import against, exponent
 from lazyscope.lab.style import BLACK, COLOURS, legend_below, panels
 from lazyscope.loss import Square
 from lazyscope.model.two_layer import TwoLayer
@@ -213,7 +213,7 @@ def claims(trials: Trials) -> list[Claim]:
             Claim(
                 f"{words}: the boundary κ = 1 is at α ∝ m^s, s = -0.5 ± 0.1",
                 "Geiger et al. 2020: α* ∝ m^-½",
-                f"s = {power:.3f}, α√m = {np.median(edges):.2f}",
+                f"s = {against(power, -0.5)}; α√m = {np.median(edges):.2f}",
                 abs(power + 0.5) <= 0.1,
             ),
             Claim(

@@ -20,7 +20,7 @@ from lazyscope.diagnose.drift import kernel_alignment
 from lazyscope.flow.ode import gradient_flow
 from lazyscope.flow.tangent import tangent_flow
 from lazyscope.lab.experiment import Claim, Experiment, Params, Result, Trials
-from lazyscope.lab.fit import exponent
+from lazyscope.lab.fit import against, exponent
 from lazyscope.lab.style import BLACK, BLUE, COLOURS, ORANGE, panels
 from lazyscope.loss import Square
 from lazyscope.model.base import Model
@@ -214,14 +214,14 @@ def claims(trials: Trials) -> list[Claim]:
         Claim(
             "the deviation from the tangent flow falls like |λ|^s, s = -2 ± 0.1, for both signs",
             "Dominé et al. 2024: λ → ±∞ is lazy; the layers move by |λ|^(-1/2) and |λ|^(-3/2), and h is bilinear",
-            ", ".join(f"{each:.2f}" for each in slopes["deviation"]),
+            "; ".join(f"s = {against(each, -2)}" for each in slopes["deviation"]),
             all(abs(each + 2) <= 0.1 for each in slopes["deviation"]),
         ),
         Claim(
-            "κ falls like |λ|^s, s = -1 ± 0.05",
+            "κ falls like |λ|^s, s = -1 ± 0.005",
             "‖Dh‖² grows like |λ|, D²h is constant",
-            ", ".join(f"{each:.3f}" for each in slopes["kappa"]),
-            all(abs(each + 1) <= 0.05 for each in slopes["kappa"]),
+            "; ".join(f"s = {against(each, -1, 4)}" for each in slopes["kappa"]),
+            all(abs(each + 1) <= 0.005 for each in slopes["kappa"]),
         ),
         Claim(
             "the kernel distance of start and end is at least 100 times smaller at the largest |λ| than at λ = 0",

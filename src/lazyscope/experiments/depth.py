@@ -23,7 +23,7 @@ from torch.nn.utils import parametrize
 
 from lazyscope.diagnose.drift import kernel_drift
 from lazyscope.lab.experiment import Claim, Experiment, Params, Result, Trials
-from lazyscope.lab.fit import exponent
+from lazyscope.lab.fit import against, exponent
 from lazyscope.lab.style import BLUE, GREEN, ORANGE, panels
 from lazyscope.model.base import Model
 from lazyscope.model.parametrise import Multiplied, parametrise
@@ -283,7 +283,7 @@ def claims(trials: Trials) -> list[Claim]:
     for part, kind, power, words, source in laws:
         measured = exponent(*series(trials, part, kind))
         text = f"{words}, s = {power:g} ± {SPREAD:g}"
-        found.append(Claim(text, source, f"s = {measured:.3f}", abs(measured - power) <= SPREAD))
+        found.append(Claim(text, source, f"s = {against(measured, power)}", abs(measured - power) <= SPREAD))
     for kind in (kind for kind in CHECKS if len(trials.where(part="check", kind=kind))):
         (result,) = (each.result for each in trials.where(part="check", kind=kind))
         named, slopes = str(result["wrong"]), np.asarray(result["slopes"])

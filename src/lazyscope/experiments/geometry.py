@@ -16,7 +16,7 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
 from lazyscope.lab.experiment import Claim, Experiment, Params, Result, Trials
-from lazyscope.lab.fit import exponent
+from lazyscope.lab.fit import against, exponent
 from lazyscope.lab.style import BLACK, BLUE, ORANGE, RED, legend_below, panels
 
 TARGET = np.array([1.0, 0.7, 0.6])
@@ -97,14 +97,13 @@ def claims(trials: Trials) -> list[Claim]:
         Claim(
             "p = 2 < 3: the distance between αh(w_α) and αh̄(w̄_α), at all times, falls like α^s, s = -1 ± 0.03",
             "Theorem 2.5: O(1/α) until convergence",
-            f"s = {powers[0]:.4f}, {powers[0] + 1:+.4f} from -1; {far[0]:.3f} at α = {SHOWN[0]:g}, {far[1]:.3f} at "
-            f"α = {SHOWN[1]:g}",
+            f"s = {against(powers[0], -1, 4)}; {far[0]:.3f} at α = {SHOWN[0]:g}, {far[1]:.3f} at α = {SHOWN[1]:g}",
             abs(powers[0] + 1) <= 0.03 and bool(far[1] < far[0]),
         ),
         Claim(
             "the distance of αh(w_α) from the tangent plane falls like α^s, s = -1 ± 0.03",
             "Figure 5: the image of h is a manifold with this tangent plane",
-            f"s = {powers[1]:.4f}, {powers[1] + 1:+.4f} from -1",
+            f"s = {against(powers[1], -1, 4)}",
             abs(powers[1] + 1) <= 0.03,
         ),
         Claim(

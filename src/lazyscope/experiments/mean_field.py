@@ -15,7 +15,7 @@ from lazyscope.data.sphere import sphere
 from lazyscope.diagnose.transport import wasserstein
 from lazyscope.flow.particle import particle_flow
 from lazyscope.lab.experiment import Claim, Experiment, Params, Result, Trials
-from lazyscope.lab.fit import exponent
+from lazyscope.lab.fit import against, exponent
 from lazyscope.lab.style import BLACK, BLUE, ORANGE, RED, panels
 from lazyscope.model.particles import relu_interaction
 from lazyscope.problem.population import PopulationTeacher, student
@@ -126,13 +126,13 @@ def claims(trials: Trials) -> list[Claim]:
         Claim(
             "sup over t of W₂(μ_{t,m}, μ_t) ~ m^s, s = -0.5 ± 0.15",
             "μ_{t,m} → μ_t uniformly on [0, T]",
-            f"{rates[1]:.3f}",
+            f"s = {against(rates[1], -0.5)}",
             abs(rates[1] + 0.5) <= 0.15,
         ),
         Claim(
             "the same at t = 0, where particles are independent on curves: s = -0.5 ± 0.1",
             "μ_{0,m} → μ_0",
-            f"{rates[0]:.3f}",
+            f"s = {against(rates[0], -0.5)}",
             abs(rates[0] + 0.5) <= 0.1,
         ),
         Claim(

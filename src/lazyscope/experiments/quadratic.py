@@ -165,10 +165,10 @@ def claims(trials: Trials) -> list[Claim]:
         Claim(f"NT is within {near:.3f} of Theorem 2", "Theorem 2", f"{lazy:.4f}", lazy <= near),
         Claim("NN by one-pass SGD is within 0.03 of Σ_(i>N) λ_i²", "Theorem 3", f"{descent:.4f}", descent <= 0.03),
         Claim(
-            "NN by the exact flow is within 0.005 of Σ_(i>N) λ_i²",
+            "NN by the exact flow is within 0.0005 of Σ_(i>N) λ_i²",
             "Theorem 3: t → ∞ after ε → 0",
             f"{flow:.5f}",
-            flow <= 0.005,
+            flow <= 0.0005,
         ),
         Claim(
             "RF > NT > NN for every N < d and every draw",

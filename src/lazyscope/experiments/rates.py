@@ -21,7 +21,7 @@ from torch.nn.functional import normalize
 from lazyscope.flow.ode import gradient_flow
 from lazyscope.flow.tangent import tangent_flow
 from lazyscope.lab.experiment import Claim, Experiment, Params, Result, Trials
-from lazyscope.lab.fit import exponent
+from lazyscope.lab.fit import against, exponent
 from lazyscope.lab.style import BLUE, GREEN, ORANGE, RED, legend_below, panels
 from lazyscope.loss import Logistic, Loss, Square, Welsch
 from lazyscope.model.two_layer import TwoLayer
@@ -154,7 +154,7 @@ def claims(trials: Trials) -> list[Claim]:
             said = (
                 "halves move in opposite directions: quadratic terms cancel" if case == "symmetrised" else source[name]
             )
-            shown = f"s = {measured:.4f}, {measured - expected:+.4f} from {expected:g}"
+            shown = f"s = {against(measured, expected, 4)}"
             text = f"{case}: {words[name]} ∝ α^s, s = {expected:g} ± {band:g}"
             found.append(Claim(text, said, shown, abs(measured - expected) <= band))
     shares = {case: float(np.median(trials.where(case=case).column("concave"))) for case in cases(trials)}

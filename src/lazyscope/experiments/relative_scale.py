@@ -23,7 +23,7 @@ from matplotlib.figure import Figure
 from torch import Tensor
 
 from lazyscope.lab.experiment import Claim, Experiment, Params, Result, Trials
-from lazyscope.lab.fit import exponent
+from lazyscope.lab.fit import against, exponent
 from lazyscope.lab.style import BLUE, GREEN, ORANGE, PURPLE, RED, panels
 from lazyscope.model.base import Model
 from lazyscope.model.two_layer import TwoLayer
@@ -165,14 +165,14 @@ def claims(trials: Trials) -> list[Claim]:
     found = []
     for law, series, power, band, words, source in expected:
         measured = slope(trials, law, series)
-        text = f"s = {measured:.4f}, {measured - power:+.4f} from {power:g}"
+        text = f"s = {against(measured, power, 4)}"
         found.append(Claim(f"{words}^s, s = {power:g} ± {band:g}", source, text, abs(measured - power) <= band))
     plain, rest = slope(trials, "m", "1"), float(trials.column("rest").max())
     found += [
         Claim(
             "two layers, α(m) = 1: the talk leaves out the term m^-½, and its exponent -1 is off by at least 0.4",
             "talk: κ ≍ (mα(m))⁻¹; §1.2: E κ ≲ m^-½ + (mα(m))⁻¹",
-            f"s = {plain:.3f}, {plain + 1:+.3f} from -1",
+            f"s = {against(plain, -1)}",
             plain + 1 >= 0.4,
         ),
         Claim("every search for ‖D²h‖ converged", "", f"residuals ≤ {rest:.0e}", rest <= TOLERANCE),

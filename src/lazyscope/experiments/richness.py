@@ -21,7 +21,7 @@ from torch.nn.functional import normalize
 
 from lazyscope.flow.descent import gradient_descent
 from lazyscope.lab.experiment import Claim, Experiment, Params, Result, Trials
-from lazyscope.lab.fit import exponent
+from lazyscope.lab.fit import against, exponent
 from lazyscope.lab.style import BLACK, COLOURS, panels
 from lazyscope.loss import Square
 from lazyscope.model.base import Model
@@ -199,14 +199,15 @@ def claims(trials: Trials) -> list[Claim]:
     found = []
     for depth in depths(trials):
         fitted = slopes(trials, depth)
-        for name, power in (("lazy", 2.0), ("rich", 2 / depth)):
+        # In lazy training, the best step in tangent coordinates, η*/γ², does not depend on γ.
+        for name, power, band in (("lazy", 2.0, 0.01), ("rich", 2 / depth, BAND)):
             mean, several = float(fitted[name].mean()), fitted[name]
             found.append(
                 Claim(
-                    f"L = {depth}, {'small' if name == 'lazy' else 'large'} γ: η* ∝ γ^s, s = {power:.2f} ± {BAND}",
+                    f"L = {depth}, {'small' if name == 'lazy' else 'large'} γ: η* ∝ γ^s, s = {power:.2f} ± {band:g}",
                     "Atanasov et al. 2025: 2 and then 2/L",
-                    f"s = {mean:.3f}, seeds {several.min():.2f} to {several.max():.2f}",
-                    abs(mean - power) <= BAND,
+                    f"s = {against(mean, power)}; seeds {several.min():.2f} to {several.max():.2f}",
+                    abs(mean - power) <= band,
                 )
             )
     runs = trials.where(kind="rates")
@@ -222,7 +223,7 @@ def claims(trials: Trials) -> list[Claim]:
         Claim(
             "large γ: the best step ends at the edge of stability, η*λ/2 = 1 ± 0.15 in the median",
             "Cohen et al. 2021: λ ≈ 2/η",
-            f"{centre:.2f}, from {edges.min():.2f} to {edges.max():.2f}",
+            f"{against(centre, 1)}; from {edges.min():.2f} to {edges.max():.2f}",
             abs(centre - 1) <= 0.15,
         ),
         Claim(

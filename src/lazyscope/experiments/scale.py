@@ -126,10 +126,10 @@ def claims(trials: Trials) -> list[Claim]:
             best >= 20,
         ),
         Claim(
-            f"for τ > 3, up to {taus[-1]:g}, the test loss agrees with that of the tangent model within 3%",
+            f"for τ > 3, up to {taus[-1]:g}, the test loss agrees with that of the tangent model within 1%",
             "§1.1: the plateau corresponds exactly to the performance of the linearised model",
             f"within {max(gaps):.2%}",
-            max(gaps) < 0.03,
+            max(gaps) < 0.01,
         ),
     ]
 

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from lazyscope.flow.descent import gradient_descent
 from lazyscope.lab.experiment import Claim, Experiment, Params, Result, Trial, Trials
-from lazyscope.lab.fit import exponent
+from lazyscope.lab.fit import against, exponent
 from lazyscope.lab.style import BLACK, BLUE, GREEN, ORANGE, RED, panels
 from lazyscope.loss import Square
 from lazyscope.model.base import Model
@@ -146,7 +146,12 @@ def claims(trials: Trials) -> list[Claim]:
         gaps = np.array([np.median(function_errors(t)) for t in some])
         left, fall, m = float(widest.result["loss"]), exponent(widths, gaps), int(widest.params["width"])
         found += [
-            Claim(f"depth {depth}: kernel error ~ m^s, s = -0.5 ± 0.1", "→ K", f"{rate:.3f}", abs(rate + 0.5) <= 0.1),
+            Claim(
+                f"depth {depth}: kernel error ~ m^s, s = -0.5 ± 0.1",
+                "→ K",
+                f"s = {against(rate, -0.5)}",
+                abs(rate + 0.5) <= 0.1,
+            ),
             Claim(
                 f"depth {depth}, m = {m}: the trained net agrees with kernel regression within 5 %",
                 "performs kernel regression",
@@ -154,7 +159,7 @@ def claims(trials: Trials) -> list[Claim]:
                 bool(gaps[-1] <= 0.05),
             ),
             Claim(f"depth {depth}: that distance ~ m^s, s ≤ -0.3", "→ 0", f"{fall:.2f}", fall <= -0.3),
-            Claim(f"depth {depth}, m = {m}: final/initial loss ≤ 10⁻³", "ridgeless", f"{left:.1e}", left <= 1e-3),
+            Claim(f"depth {depth}, m = {m}: final/initial loss ≤ 10⁻⁶", "ridgeless", f"{left:.1e}", left <= 1e-6),
         ]
     return found
 
