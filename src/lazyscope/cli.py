@@ -37,6 +37,7 @@ from lazyscope.lab.executor import Executor, here
 from lazyscope.lab.failure import CrashedExperiment
 from lazyscope.lab.outcome import Outcome
 from lazyscope.lab.provenance import choose_device
+from lazyscope.lab.record import plan
 from lazyscope.lab.report import refresh, write_report
 from lazyscope.lab.run import run_all
 from lazyscope.lab.store import Store
@@ -187,6 +188,28 @@ def reproduce(
     _end(failures)
     if not all(outcome.holds for outcome in outcomes):
         raise typer.Exit(1)
+
+
+@app.command()
+def record(
+    names: Annotated[list[str] | None, typer.Argument(help="Names of figures (default: all).")] = None,
+    device: Annotated[Device, typer.Option(help="Device; auto selects the GPU if there is one.")] = Device.auto,
+    workers: Annotated[int, typer.Option(min=1, max=4096, help="Number of worker processes.")] = 1,
+    data_dir: Annotated[Path | None, typer.Option(help=f"Folder that contains cifar10 (or set {VARIABLE}).")] = None,
+    out: Out = Path("docs/outcomes"),
+) -> None:
+    """Record the figures of the gallery at the size of the source, except those recorded by the present code."""
+    found = [find(name) for name in dict.fromkeys(names)] if names else list(experiments().values())
+    todo = plan(found, out, gpu=choose_device(device).type == "cuda")
+    for experiment in todo.skipped:
+        console.print(f"skipped: {experiment.name} needs a GPU ({experiment.cost['paper']})", soft_wrap=True)
+    console.print(
+        f"{len(todo.current)} records are current, {len(todo.wanted)} will be made, {len(todo.skipped)} are skipped.",
+        highlight=False,
+    )
+    if todo.wanted:
+        chosen = [experiment.name for experiment in todo.wanted]
+        reproduce(chosen, Scale.paper, device, workers, None, data_dir, Look.print, out)
 
 
 @app.command()

@@ -275,7 +275,7 @@ def _draw_under(axis: Axes, trials: Trials) -> None:
     for i, trial_ in enumerate(trials):  # the curves coincide, and thinner ones on top leave the others visible
         r = {name: np.asarray(value) for name, value in trial_.result.items()}
         label = rf"$\alpha={trial_.params['alpha']:g}$: rate {r['rate'] / r['tangent_rate']:.3f} $\sigma^2_+$"
-        look = {"lw": 1 + 1.4 * (many - 1 - i), "color": COLOURS[i % len(COLOURS)]}
+        look: dict[str, Any] = {"lw": 1 + 1.4 * (many - 1 - i), "color": COLOURS[i % len(COLOURS)]}
         axis.plot(r["times"] * r["tangent_rate"], r["gradient"], **look, label=label)
     axis.set(yscale="log", title="Theorem 2.5: under-parameterised", xlabel=r"time $\sigma^2_{+}t$")
     axis.set(ylabel=r"$\|\nabla F_\alpha\|$ / initial")

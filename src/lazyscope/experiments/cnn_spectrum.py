@@ -21,7 +21,7 @@ GAP = 10.0
 """The gap: one order of magnitude between the last of the top 0.2 % of eigenvalues and the next one."""
 
 EXPONENT, BAND = -1.0, 0.2
-"""The decrease is approximately O(1/i). There is no theorem: -0.98 to -0.90 is measured for VGG-11 at the paper's scale,
+"""The decrease is approximately O(1/i). There is no theorem: -0.98 to -0.90 is measured for VGG-11 at paper scale,
 and -1.15 to -0.94 for the small net."""
 
 
@@ -114,7 +114,8 @@ def claims(trials: Trials) -> list[Claim]:
             Claim(
                 f"{inputs}: λ_i ∝ i^s for {first} ≤ i ≤ {last} with s = -1 ± {BAND}",
                 "then approximately O(1/i)",
-                f"{_range(exponents)}, {_range(exponents - EXPONENT, '+')} from {EXPONENT:g} (R² ≥ {these.column('r_squared').min():.3f})",
+                f"{_range(exponents)}, {_range(exponents - EXPONENT, '+')} from {EXPONENT:g}"
+                f" (R² ≥ {these.column('r_squared').min():.3f})",
                 bool((np.abs(exponents - EXPONENT) <= BAND).all()),
             )
         )

@@ -266,9 +266,9 @@ EXPERIMENT = Experiment(
     source="Geiger, Spigler, Jacot, Wyart 2020",
     title="Nets of all widths collapse onto one curve in α√m",
     caption=(
-        "The test error of the mean output of several nets, for many widths m, against the scale α. With α multiplied by"
-        " the square root of the width all curves fall on one, so width and scale set the same transition to laziness,"
-        " near κ = 1; averaging nets removes more of the error the lazier they are."
+        "The test error of the mean output of several nets, for many widths m, against the scale α. With α multiplied"
+        " by the square root of the width all curves fall on one, so width and scale set the same transition to"
+        " laziness, near κ = 1; averaging nets removes more of the error the lazier they are."
     ),
     cost={"quick": "8 s on two cores", "paper": "5 min on a GPU"},
     grid=grid,

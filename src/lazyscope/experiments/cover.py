@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import torch
 from matplotlib.artist import Artist
@@ -95,9 +97,9 @@ def figure(trials: Trials) -> Figure:
 
 
 def typical(trials: Trials) -> int:
-    """Return the seed with the median share of the mass near the teacher's neurons, among teachers that are easy to see.
+    """Return the seed with the median share of the mass near the teacher's neurons.
 
-    These have neurons of both signs, and no two directions closer than 45°.
+    It is chosen among teachers with neurons of both signs and no two directions closer than 45°.
     """
     shares, teachers = trials.column("share"), trials.column("teacher")
     cosines = np.einsum("sid,sjd->sij", teachers, teachers) - 2 * np.eye(teachers.shape[1])
@@ -109,7 +111,7 @@ def typical(trials: Trials) -> int:
 
 def explain(canvas: Figure) -> None:
     """Draw the legend below the panels."""
-    end = {"linestyle": "", "markersize": 6, "markeredgewidth": 0}
+    end: dict[str, Any] = {"linestyle": "", "markersize": 6, "markeredgewidth": 0}
     marks: list[Artist] = [
         Line2D([], [], color=RED, marker=HALVES[1], **end, label="neuron $|a_j|b_j$ with $a_j>0$, at the end"),
         Line2D([], [], color=BLUE, marker=HALVES[-1], **end, label="with $a_j<0$"),
@@ -137,12 +139,11 @@ def draw(axis: Axes, trial: Trial) -> None:
     crowd = 1.0 if len(signs) <= 40 else 0.6
     for j, sign in enumerate(signs):
         axis.plot(*paths[:, j].T, color=colours[int(sign)], linewidth=0.8 * crowd, alpha=0.8, zorder=2)
-    start = {"s": 7 * crowd, "facecolor": "white", "edgecolor": "0.4", "linewidth": 0.6 * crowd}
-    axis.scatter(*paths[0].T, **start, zorder=3)
+    start: dict[str, Any] = {"s": 7 * crowd, "facecolor": "white", "edgecolor": "0.4", "linewidth": 0.6 * crowd}
+    axis.scatter(paths[0, :, 0], paths[0, :, 1], **start, zorder=3)
     for sign, colour in colours.items():
-        axis.scatter(
-            *paths[-1, signs == sign].T, s=30 * crowd, color=colour, marker=HALVES[sign], linewidth=0, zorder=4
-        )
+        x, y = paths[-1, signs == sign].T
+        axis.scatter(x, y, s=30 * crowd, color=colour, marker=HALVES[sign], linewidth=0, zorder=4)
     teacher = zip(np.asarray(trial.result["teacher"]), np.asarray(trial.result["teacher_signs"]), strict=True)
     for direction, sign in teacher:
         tip = direction * (0.95 * reach if enlarged else 1.0)

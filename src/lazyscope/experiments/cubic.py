@@ -116,9 +116,9 @@ EXPERIMENT = Experiment(
     source="Ghorbani, Mei, Misiakiewicz, Montanari 2019, How general are these phenomena?",
     title="A cubic target: neural tangent models keep their risk beyond N = d",
     caption=(
-        "A target of degree three in d dimensions is approximated by the tangent features of a net with ρd neurons (NT),"
-        " and by a net of nine neurons (NN); the bands reach from the least to the largest of the draws. Tangent features"
-        " miss a large part of it, where a few neurons suffice."
+        "A target of degree three in d dimensions is approximated by the tangent features of a net with ρd neurons"
+        " (NT), and by a net of nine neurons (NN); the bands reach from the least to the largest of the draws. Tangent"
+        " features miss a large part of it, where a few neurons suffice."
     ),
     cost={"quick": "5 s on two cores", "paper": "5 min on two cores"},
     grid=grid,

@@ -368,9 +368,9 @@ EXPERIMENT = Experiment(
     source="Chizat 2020, talk, sparse deconvolution; Chizat 2019, Figures 1 to 3",
     title="Conic particle gradient descent finds the spikes, with a certificate of optimality",
     caption=(
-        "A few point sources must be found from their blurred sum (the colours), a problem to which training a two-layer"
-        " network is closely related. Particles that move by gradient descent on J find all of them if there are enough"
-        " particles, and a dual certificate η that nowhere exceeds 1 proves that the result is optimal."
+        "A few point sources must be found from their blurred sum (the colours), a problem to which training a"
+        " two-layer network is closely related. Particles that move by gradient descent on J find all of them if there"
+        " are enough particles, and a dual certificate η that nowhere exceeds 1 proves that the result is optimal."
     ),
     cost={"quick": "8 s on two cores", "paper": "30 s on two cores"},
     grid=grid,

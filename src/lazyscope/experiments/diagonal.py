@@ -249,8 +249,8 @@ EXPERIMENT = Experiment(
     source="Woodworth, Gunasekar, Lee, Moroshko, Savarese, Golan, Soudry, Srebro 2020",
     title="Diagonal linear nets: from the ℓ₁ norm to the ℓ₂ norm as α grows",
     caption=(
-        "A linear model whose weights are differences of powers of degree D is trained from starts of different scale. A"
-        " small start finds the sparse solution of smallest ℓ₁ norm, a large one the lazy solution of smallest"
+        "A linear model whose weights are differences of powers of degree D is trained from starts of different scale."
+        " A small start finds the sparse solution of smallest ℓ₁ norm, a large one the lazy solution of smallest"
         " ℓ₂ norm, and a closed form gives every case between."
     ),
     cost={"quick": "5 s on two cores", "paper": "8 min on two cores"},

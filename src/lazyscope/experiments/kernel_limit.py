@@ -109,7 +109,7 @@ def figure(trials: Trials) -> Figure:
 def _section(axis: Axes, trials: Trials) -> None:
     for width, colour in DRAWN.items():
         for i, kernel in enumerate(trials.where(width=width).column("kernels")[0, :5]):
-            # K_m jumps where a neuron switches off. Between few neurons, a line through the points would hide the jumps.
+            # K_m jumps where a neuron switches off. A line through the points would hide the jumps of few neurons.
             look = {"ls": "", "marker": ".", "ms": 2.5, "mew": 0} if width < 100 else {"lw": 0.7, "alpha": 0.8}
             axis.plot(ANGLES, kernel, color=colour, **look, label=f"$K_m$, $m={width}$" if i == 0 else None)
     axis.plot(ANGLES, limit(), color=BLACK, lw=1.8, label="$K$, Eq. (8)")

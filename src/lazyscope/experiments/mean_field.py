@@ -228,7 +228,8 @@ EXPERIMENT = Experiment(
     caption=(
         "A wide network can be described by the distribution of its neurons, which moves like a fluid under forces that"
         " are given by a potential (top left). Networks of finite width m follow this limit, at a Wasserstein distance"
-        " W₂ of about one over the square root of the width at all times (bottom; the bands are quartiles of the seeds)."
+        " W₂ of about one over the square root of the width at all times (bottom; the bands are the quartiles"
+        " of the seeds)."
     ),
     cost={"quick": "6 s on two cores", "paper": "80 s on two cores"},
     grid=grid,

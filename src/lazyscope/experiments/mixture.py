@@ -175,7 +175,8 @@ EXPERIMENT = Experiment(
     caption=(
         "Two classes differ only in the shape of their clouds of points. Fixed random features (RF), the neural tangent"
         " model (NT) and a trained network (NN) reach different errors with the same number of neurons, as predicted by"
-        " theory (lines); the error bars reach from the least to the largest of the draws, and their dots are the means."
+        " theory (lines); the error bars reach from the least to the largest of the draws, and the dots are"
+        " the means."
     ),
     cost={"quick": "6 s on two cores", "paper": "1 min on a GPU, hours on two cores"},
     grid=grid,

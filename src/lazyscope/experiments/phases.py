@@ -273,8 +273,8 @@ EXPERIMENT = Experiment(
     title="Phase diagrams: where training is lazy, where it learns features, and where it is stable",
     caption=(
         "Models are trained for many values of two quantities, such as scale and width, and coloured by how"
-        " far they leave their tangent model (grey: training diverged). The criterion of laziness, computed at the start, predicts where"
-        " the colour changes."
+        " far they leave their tangent model (grey: training diverged). The criterion of laziness, computed at the"
+        " start, predicts where the colour changes."
     ),
     cost={"quick": "8 s on two cores", "paper": "10 min on two cores"},
     grid=grid,

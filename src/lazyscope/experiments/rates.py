@@ -196,8 +196,8 @@ EXPERIMENT = Experiment(
     source="Chizat, Oyallon, Bach 2019, Theorems 2.2 and 2.4; supplement, Proposition A.1",
     title="The gradient flow approaches the tangent flow as α grows",
     caption=(
-        "As the scale α grows, a network w and its tangent model w̄ become closer during training, in their weights and in"
-        " their outputs. The slopes of these lines in logarithmic axes, medians over the seeds, are the rates of the"
+        "As the scale α grows, a network w and its tangent model w̄ become closer during training, in their weights and"
+        " in their outputs. The slopes of these lines in logarithmic axes, medians over the seeds, are the rates of the"
         " theorems."
     ),
     cost={"quick": "5 s on two cores", "paper": "2 min on two cores"},

@@ -146,8 +146,8 @@ EXPERIMENT = Experiment(
     title="Generalisation worsens as the scale of the initialisation grows",
     caption=(
         "The test loss of networks that all fit their training data, against the scale τ of their initialisation"
-        " (mean over the seeds; the bands are one standard deviation, cut at a tenth of the mean). It is small for small"
-        " τ and climbs to that of the tangent model as τ grows: lazy training generalises worse here."
+        " (mean over the seeds; the bands are one standard deviation, cut at a tenth of the mean). It is small for"
+        " small τ and climbs to that of the tangent model as τ grows: lazy training generalises worse here."
     ),
     cost={"quick": "15 s on two cores", "paper": "90 s on a GPU, hours on two cores"},
     grid=grid,

@@ -312,8 +312,8 @@ EXPERIMENT = Experiment(
     title="The sharpness inequality near the minimiser, and which starts reach it",
     caption=(
         "Particles are fitted to a measure by gradient descent on their positions (steps β) and weights (steps α), with"
-        " a penalty λ. Near the minimum, left of the dotted line, the gradient controls the gap if λ > 0, which gives the"
-        " rate of convergence that is measured; more particles reach the minimum from more starts (right)."
+        " a penalty λ. Near the minimum, left of the dotted line, the gradient controls the gap if λ > 0, which gives"
+        " the rate of convergence that is measured; more particles reach the minimum from more starts (right)."
     ),
     cost={"quick": "8 s on two cores", "paper": "4 min on two cores"},
     grid=grid,

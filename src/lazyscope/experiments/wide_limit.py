@@ -236,8 +236,8 @@ EXPERIMENT = Experiment(
     title="Wide nets: the tangent kernel and the trained function converge to their infinite-width limits",
     caption=(
         "As networks get wider, their tangent kernels at the initialisation approach a fixed limit (top). The functions"
-        " that they learn approach kernel regression with this limit (bottom); the bands on the right contain the middle"
-        " 80 % of the draws."
+        " that they learn approach kernel regression with this limit (bottom); the bands on the right contain the"
+        " middle 80 % of the draws."
     ),
     cost={"quick": "10 s on two cores", "paper": "3 min on two cores"},
     grid=grid,

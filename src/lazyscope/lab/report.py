@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import re
 import warnings
 from collections.abc import Iterable
 from pathlib import Path
@@ -71,6 +72,7 @@ def write_report(root: Path) -> Path:
         loader=PackageLoader("lazyscope", "lab"), autoescape=True, undefined=StrictUndefined, trim_blocks=True
     )
     environment.filters["picture"] = _picture
+    environment.filters["width"] = _width
     environment.filters["duration"] = duration
     path = root / "index.html"
     disk.write(path, environment.get_template("report.html.jinja").render(outcomes=outcomes, papers=papers).encode())
@@ -85,6 +87,12 @@ def _load(path: Path) -> Outcome | None:
         if aside is not None:
             warnings.warn(f"{error}", DamagedFile, stacklevel=3)
         return None
+
+
+def _width(outcome: Outcome) -> str:
+    """Return the width of the figure on the page, at which type of 8 pt in print is as large as the text around it."""
+    inches = re.search(rb'<svg [^>]*width="([\d.]+)pt"', outcome.svg)
+    return f"{100 * float(inches[1]) / 72 / 6.75:.0f}%" if inches else "auto"
 
 
 def _picture(outcome: Outcome) -> str:

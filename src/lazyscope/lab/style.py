@@ -1,4 +1,4 @@
-"""The styles of all figures, which are drawn without a display: for a screen, for the column of a paper, for a slide."""
+"""The styles of all figures, which are drawn without a display: for a screen, a paper's column, or a slide."""
 
 from __future__ import annotations
 
@@ -107,8 +107,8 @@ class Style:
         double: The width of a figure with several columns of panels.
         stacked: The width of a figure with several columns and several rows of panels.
         lowest: The least height of a row of panels, if the style sets the width.
-        box: The width and the height that the finished figure fills, or None for a figure that is not enlarged. Type and
-            lines are enlarged with the figure.
+        box: The width and the height that the finished figure fills, with enlarged type and lines, or None for a figure
+            that is not enlarged.
     """
 
     settings: dict[Any, Any]
@@ -125,9 +125,9 @@ STYLES = {
     # A slide of 16:9 is 13.3 inches by 7.5. Drawn 5.6 inches wide and enlarged 2.25 times, type of 8 pt becomes 18 pt.
     "slide": Style(PRINT, single=3.5, double=5.6, stacked=7.2, box=(12.6, 6.8)),
 }
-"""The styles by name: "screen" keeps the size that a figure asks for; "print" is a paper's column of 3.25 inches, or two
-columns of 6.75 inches, with 8 pt type; "slide" is a slide of 16:9, with 18 pt type, or 14 pt if there are two rows of
-panels; a figure that is higher than wide takes several slides of that width."""
+"""The styles by name: "screen" keeps the size that a figure asks for; "print" is a paper's column of 3.25 inches, or
+two columns of 6.75 inches, with 8 pt type; "slide" is a slide of 16:9, with 18 pt type, or 14 pt if there are two rows
+of panels; a figure that is higher than wide takes several slides of that width."""
 
 _current: ContextVar[Style] = ContextVar("style", default=STYLES["screen"])
 
