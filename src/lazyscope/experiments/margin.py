@@ -1,4 +1,7 @@
-"""Talk 004, "Exponential loss and implicit bias": gradient flows converge to max-margin classifiers, in F₁ or F₂."""
+"""Talk 004, "Exponential loss and implicit bias": gradient flows converge to max-margin classifiers, in F₁ or F₂.
+
+Longer than 350 lines because its six panels have four kinds of trials.
+"""
 
 from __future__ import annotations
 

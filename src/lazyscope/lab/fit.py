@@ -27,7 +27,7 @@ def exponent(x: np.ndarray, y: np.ndarray) -> float:
     return float(np.polyfit(*logs, 1)[0]) if np.isfinite(logs).all() else float("nan")
 
 
-def against(found: float, expected: float, digits: int = 3) -> str:
+def against(found: float | np.floating, expected: float | int, digits: int = 3) -> str:
     """Write a measured number, and its difference from the number that is expected.
 
     Every claim that compares a number with one of its source prints the measurement in this form.
