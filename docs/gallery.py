@@ -1,6 +1,6 @@
 """Fill the Figures page when the site is built, with all experiments and the outcomes in `docs/outcomes`.
 
-`lazyscope reproduce NAME --scale paper --out docs/outcomes` writes an outcome; its trials are not committed.
+`lazyscope record` writes the outcomes that are missing or stale; their trials are not committed.
 """
 
 from __future__ import annotations
@@ -11,9 +11,9 @@ from typing import Any
 
 from lazyscope.experiments import experiments
 from lazyscope.lab import Experiment
-from lazyscope.lab.code import source_hash
 from lazyscope.lab.experiment import SCALES
 from lazyscope.lab.outcome import Outcome
+from lazyscope.lab.record import is_current
 from lazyscope.lab.story import by_publication
 
 MARK = "<!-- gallery -->"
@@ -41,7 +41,7 @@ def entry(experiment: Experiment) -> str:
     found = next((path for path in kept if path.exists()), None)
     if found is not None:
         outcome = Outcome.load(found)
-        lines += [*shown(outcome, experiment.name), *([] if outcome.code == source_hash(experiment) else [STALE])]
+        lines += [*shown(outcome, experiment.name), *([] if is_current(experiment, OUTCOMES) else [STALE])]
     cost = " · ".join(f"{scale}: {experiment.cost[scale]}" for scale in SCALES)
     lines.append(f"Run it: `lazyscope reproduce {experiment.name}` ({cost}).")
     return "\n\n".join(lines)

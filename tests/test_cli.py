@@ -58,6 +58,10 @@ def test_reproduce_and_report(lazyscope: Command, tmp_path: Path) -> None:
     (tmp_path / "index.html").unlink()
     assert lazyscope("report", "--out", str(tmp_path)).code == 0
     assert "1 of 1 claims hold" in (tmp_path / "index.html").read_text()
+    before = (tmp_path / "toy" / "quick.png").read_bytes()
+    styled = lazyscope("reproduce", "toy:EXPERIMENT", "--out", str(tmp_path), "--device", "cpu", "--style", "slide")
+    assert styled.code == 0, styled.err
+    assert (tmp_path / "toy" / "quick.png").read_bytes() != before
 
 
 def test_a_damaged_trial_gets_a_word(lazyscope: Command, tmp_path: Path) -> None:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import ast
+import inspect
+import re
 from pathlib import Path
 
 import numpy as np
@@ -31,6 +34,35 @@ def test_declaration(experiment: Experiment) -> None:
     assert len(experiment.grid("paper")) >= 1
 
 
+@each_experiment
+def test_caption_is_two_sentences_and_names_bands_and_bars(experiment: Experiment) -> None:
+    assert len(re.findall(r"[.?!](?=\s|$)", experiment.caption)) == 2
+    assert experiment.caption.endswith(".")
+    code = _code(experiment)
+    for call, word in (("fill_between(", "band"), ("errorbar(", "error bars"), ("dots(", "error bars")):
+        assert call not in code or word in experiment.caption
+
+
+@each_experiment
+def test_title_does_not_state_the_size_of_the_source(experiment: Experiment) -> None:
+    assert not re.search(r"VGG-11|[Tt]wo hundred", experiment.title + experiment.caption)
+
+
+@each_experiment
+def test_a_claim_with_a_number_of_the_source_prints_the_difference(experiment: Experiment) -> None:
+    texts = [ast.unparse(node) for node in ast.walk(ast.parse(_code(experiment))) if _is_claim(node)]
+    for text in texts:
+        assert "±" not in text.partition(",")[0] or "against(" in text or " from " in text or "shown" in text, text
+
+
+def _code(experiment: Experiment) -> str:
+    return Path(inspect.getfile(experiment.claims)).read_text(encoding="utf-8")
+
+
+def _is_claim(node: ast.AST) -> bool:
+    return isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "Claim"
+
+
 # Here the quickest one; all of them in `make slow`, and in `make demo`, where a claim that fails is an error too. Their
 # parts have tests of their own in `tests/experiments`.
 @pytest.mark.parametrize(
@@ -45,6 +77,7 @@ def test_quick_run(experiment: Experiment, tmp_path: Path) -> None:
     outcome = run(experiment, "quick", store, device=torch.device("cpu"))
     assert outcome.claims
     assert [claim for claim in outcome.claims if not claim.holds] == []
+    assert [c.text for c in outcome.claims if "±" in c.text and not re.search(r"[+-][\d.e-]+%? from", c.measured)] == []
     assert outcome.png.startswith(b"\x89PNG")
     assert b"<svg" in outcome.svg
     trials = Trials(record.trial for record in records(experiment, "quick", store) if record is not None)

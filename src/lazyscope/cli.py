@@ -1,4 +1,7 @@
-"""The command line interface."""
+"""The command line interface.
+
+Longer than 350 lines because every option of every command has its help text here.
+"""
 
 from __future__ import annotations
 
@@ -38,6 +41,7 @@ from lazyscope.lab.executor import Executor, here
 from lazyscope.lab.failure import CrashedExperiment
 from lazyscope.lab.outcome import Outcome
 from lazyscope.lab.provenance import choose_device
+from lazyscope.lab.record import plan
 from lazyscope.lab.report import refresh, write_report
 from lazyscope.lab.run import run_all
 from lazyscope.lab.store import Store
@@ -63,6 +67,14 @@ class Device(StrEnum):
     auto = "auto"
     cpu = "cpu"
     cuda = "cuda"
+
+
+class Look(StrEnum):
+    """The style of the figures: the column of a paper, a slide, or the size that each figure asks for."""
+
+    print = "print"
+    slide = "slide"
+    screen = "screen"
 
 
 class Losses(StrEnum):
@@ -94,6 +106,12 @@ def _path(text: str | Path) -> Path:
     return Path(text).expanduser()
 
 
+Styled = Annotated[
+    Look,
+    typer.Option(
+        "--style", help="Style of the figures: columns of a paper with 8 pt type (print), or 16:9 with 18 pt (slide)."
+    ),
+]
 Out = Annotated[Path, typer.Option(parser=_path, metavar="FOLDER", help="Folder of the results.")]
 
 
@@ -150,6 +168,7 @@ def reproduce(
     workers: Annotated[int, typer.Option(min=1, max=4096, help="Number of worker processes.")] = 1,
     dask: Annotated[str | None, typer.Option(help="Address of a Dask scheduler: tcp://host:port.")] = None,
     data_dir: Annotated[Path | None, typer.Option(help=f"Folder that contains cifar10 (or set {VARIABLE}).")] = None,
+    style: Styled = Look.print,
     out: Out = Path("results"),
     verbose: Annotated[
         bool, typer.Option("--verbose", "-v", metavar="", help="Print all claims, not only those that fail.")
@@ -164,7 +183,7 @@ def reproduce(
     board = Board(console, chosen, scale, verbose=verbose)
     try:
         with interruptible(STOPPED), _place(workers, dask, device) as (executor, target):
-            outcomes, failures = _run_all(chosen, scale, Store(out), target, executor, board)
+            outcomes, failures = _run_all(chosen, scale, Store(out), target, executor, board, style)
             path = write_report(out)
     except KeyboardInterrupt:
         errors.print(STOPPED)
@@ -176,13 +195,35 @@ def reproduce(
 
 
 @app.command()
-def report(out: Out = Path("results")) -> None:
+def record(
+    names: Annotated[list[str] | None, typer.Argument(help="Names of figures (default: all).")] = None,
+    device: Annotated[Device, typer.Option(help="Device; auto selects the GPU if there is one.")] = Device.auto,
+    workers: Annotated[int, typer.Option(min=1, max=4096, help="Number of worker processes.")] = 1,
+    data_dir: Annotated[Path | None, typer.Option(help=f"Folder that contains cifar10 (or set {VARIABLE}).")] = None,
+    out: Out = Path("docs/outcomes"),
+) -> None:
+    """Record the figures of the gallery at the size of the source, except those recorded by the present code."""
+    found = [find(name) for name in dict.fromkeys(names)] if names else list(experiments().values())
+    todo = plan(found, out, gpu=choose_device(device).type == "cuda")
+    for experiment in todo.skipped:
+        console.print(f"skipped: {experiment.name} needs a GPU ({experiment.cost['paper']})", soft_wrap=True)
+    console.print(
+        f"{len(todo.current)} records are current, {len(todo.wanted)} will be made, {len(todo.skipped)} are skipped.",
+        highlight=False,
+    )
+    if todo.wanted:
+        chosen = [experiment.name for experiment in todo.wanted]
+        reproduce(chosen, Scale.paper, device, workers, None, data_dir, Look.print, out)
+
+
+@app.command()
+def report(style: Styled = Look.print, out: Out = Path("results")) -> None:
     """Redraw the figures, recheck the claims and rebuild index.html from stored trials."""
     if not out.is_dir():
         raise LazyscopeError(f"There are no results in {out}; run `lazyscope reproduce --out {out}` first.")
     disk.check(out)
     with interruptible("stopped"):
-        failures = refresh(experiments().values(), Store(out))
+        failures = refresh(experiments().values(), Store(out), style)
         path = write_report(out)
     console.print(f"report: {path}", soft_wrap=True)
     _end(failures)
@@ -296,14 +337,29 @@ def _place(workers: int, dask: str | None, device: Device) -> Iterator[tuple[Exe
 
 
 def _run_all(
-    chosen: list[Experiment], scale: str, store: Store, device: torch.device, executor: Executor, board: Board
+    chosen: list[Experiment],
+    scale: str,
+    store: Store,
+    device: torch.device,
+    executor: Executor,
+    board: Board,
+    style: str = "print",
 ) -> tuple[list[Outcome], list[ExperimentError]]:
     """Run the experiments and show their progress. A failing experiment does not stop the others."""
     # Experiments without an outcome come first, so that a run that is killed repeatedly reaches all of them.
     order = sorted(range(len(chosen)), key=lambda i: (store.root / chosen[i].name / f"{scale}.json").exists())
     todo = [chosen[i] for i in order]
     with quiet(), board:
-        found = run_all(todo, scale, store, device=device, executor=executor, progress=board.advance, ended=board.end)
+        found = run_all(
+            todo,
+            scale,
+            store,
+            device=device,
+            executor=executor,
+            style=style,
+            progress=board.advance,
+            ended=board.end,
+        )
     ended = [one for _, one in sorted(zip(order, found, strict=True), key=itemgetter(0))]
     outcomes = [one for one in ended if isinstance(one, Outcome)]
     return outcomes, [one for one in ended if isinstance(one, ExperimentError)]

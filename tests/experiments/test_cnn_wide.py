@@ -75,7 +75,7 @@ def test_rows_stand_in_the_order_of_the_table() -> None:
 def test_the_figure_shows_every_row_and_the_source() -> None:
     with style():
         page = figure(planted())
-    bars, flows, curves = page.axes
+    flows, curves, bars = page.axes
     assert len(bars.patches) == 6
     ticks = [
         float(np.asarray(line.get_xdata())[0]) for line in bars.get_lines() if len(np.asarray(line.get_xdata())) == 2

@@ -57,4 +57,7 @@ def test_branches_are_compared_with_their_tangent_models() -> None:
 
 def test_the_figure_has_two_panels() -> None:
     with style():
-        assert [axis.get_title(loc="left") for axis in module.figure(made()).axes] == ["width", "depth"]
+        assert [axis.get_title(loc="left") for axis in module.figure(made()).axes] == [
+            "change of the kernel",
+            "residual branches from their tangents",
+        ]

@@ -114,7 +114,7 @@ def test_claims_hold_on_theory_and_fail_off_it(
 def test_figure(module: ModuleType, ideal: Callable[[], Trials], wrong: dict[str, list[int]]) -> None:
     with style():
         page = module.figure(ideal())
-    assert all(axis.get_legend() is not None for axis in page.axes)
+    assert page.legends or all(axis.get_legend() is not None for axis in page.axes)
 
 
 def test_relu_claims_need_the_gap() -> None:

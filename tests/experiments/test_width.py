@@ -110,7 +110,8 @@ def test_the_figure_draws_both_scalings() -> None:
     chosen = points()
     trials = Trials(Trial(p, r) for p, r in zip(chosen, width.trial(chosen, CPU), strict=True))
     with style():
-        left, right = width.figure(trials).axes
-    _, labels = left.get_legend_handles_labels()
-    assert labels == [r"$\alpha=1/\sqrt{m}$", r"$\alpha=1/m$"]
+        page = width.figure(trials)
+    _, right = page.axes
+    labels = [text.get_text() for text in page.legends[0].get_texts()]
+    assert labels == [r"$\alpha=1/\sqrt{m}$", r"$\alpha=1/m$", "one seed"]
     assert np.isfinite(right.get_ylim()).all()

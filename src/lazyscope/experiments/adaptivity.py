@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import numpy as np
 import torch
+from matplotlib.artist import Artist
 from matplotlib.figure import Figure
 
 from lazyscope.lab.experiment import Claim, Experiment, Params, Result, Trials
 from lazyscope.lab.fit import exponent
-from lazyscope.lab.style import BLUE, ORANGE, panels
+from lazyscope.lab.style import BLUE, ORANGE, legend_below, panels
 from lazyscope.problem.adaptivity import Projection, kernel_error, net_error
 
 ROWS = (1, 2, 3)
@@ -114,20 +115,21 @@ def figure(trials: Trials) -> Figure:
     """Draw the errors against n, with one panel for each s and one shade for each d."""
     canvas, axes = panels(1, len(ROWS), width=4.0, height=3.5, sharey=True)
     dims = [int(d) for d in np.unique(trials.column("dim"))]
+    marks: list[Artist] = []
     for axis, rows in zip(axes[0], ROWS, strict=True):
         for name, label, colour in (("kernel", "kernel ridge", ORANGE), ("net", "regularised net", BLUE)):
             for i, dim in enumerate(dims):
                 found = trials.where(rows=rows, dim=dim)
                 shade = 0.35 + 0.65 * (i + 1) / len(dims)
                 values = error_of(trials, name, rows, dim)
-                axis.loglog(
-                    found.column("samples"), values, "o-", color=colour, alpha=shade, label=f"{label}, $d={dim}$"
-                )
-        axis.axhline(1, color="0.5", linestyle=":", linewidth=1)
-        axis.set(title=f"rough $g(Ax)$, $s = {rows}$", xlabel="$n$")
+                (line,) = axis.loglog(found.column("samples"), values, "o-", color=colour, alpha=shade)
+                line.set_label(f"{label}, $d={dim}$")
+                marks += [line] if rows == ROWS[0] else []
+        mean = axis.axhline(1, color="0.5", linestyle=":", linewidth=0.8, label="constant function")
+        axis.set(title=f"$g$ of $s = {rows}$ variable{'s' * (rows > 1)}", xlabel="samples $n$")
         axis.set_xscale("log", base=2)
-    axes[0, 0].legend(loc="lower left", fontsize="small")
-    axes[0, 0].set_ylabel("test error / variance of $y$, median")
+    axes[0, 0].set_ylabel("test error / variance of $y$")
+    legend_below(canvas, [*marks, mean], columns=4 if len(dims) == 2 else None)
     return canvas
 
 
@@ -136,7 +138,8 @@ EXPERIMENT = Experiment(
     source="Chizat 2020 (talk), Adaptivity of neural networks",
     title="A regularised net finds the few relevant dimensions; its kernel does not",
     caption=(
-        "The target depends on a few of the input's directions only. The error of a regularised net falls quickly"
+        "The target, a rough function g, depends on s of the input's d directions only. The error of a regularised net"
+        " (median over the draws) falls quickly"
         " with the number of samples because it finds these directions; the error of its kernel, which cannot,"
         " falls more slowly as the dimension grows."
     ),

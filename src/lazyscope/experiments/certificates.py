@@ -16,7 +16,7 @@ from lazyscope.certify.certificates import certify
 from lazyscope.certify.comparison import compare, compare_steps
 from lazyscope.flow.ode import gradient_flow
 from lazyscope.lab.experiment import Claim, Experiment, Params, Result, Trials
-from lazyscope.lab.style import BLUE, GREEN, ORANGE, RED, panels
+from lazyscope.lab.style import BLUE, GREEN, ORANGE, PURPLE, RED, panels
 from lazyscope.loss import Square
 from lazyscope.model.two_layer import TwoLayer
 from lazyscope.problem.random_problem import RandomProblem
@@ -25,7 +25,10 @@ from lazyscope.theory.constants import TwoLayerConstants
 from lazyscope.theory.convergence import Decay, over_parameterised
 from lazyscope.theory.lazy import finite_horizon
 
-COLOURS = (BLUE, ORANGE, GREEN, RED)
+COLOURS = (BLUE, ORANGE, GREEN, RED, PURPLE)
+
+LEAST = 1e-8
+"""The least ratio in the figure; smaller ones are drawn there, with another mark."""
 THEOREMS = ("Theorem 2.2", "Theorem 2.3", "Theorem 2.4", "Theorem 2.5", "Lemma B.1", "Lemma B.2", "Gradient descent")
 QUANTITIES = ("outputs", "displacement", "weights", "weights_tight", "unseen")
 """The quantities that Theorem 2.3, Lemma B.2 and Proposition A.1 bound."""
@@ -215,9 +218,11 @@ def claims(trials: Trials) -> list[Claim]:
         ),
         Claim("over-parameterised: rate ≥ mσ²_min/4", "Thm 2.4", f"{least:.2f} times that", least >= 1),
         Claim(
-            "under-parameterised: log-linear decay, R² ≥ 0.99", "Thm 2.5", f"R² = {r_squared:.4f}", r_squared >= 0.99
+            "under-parameterised: log-linear decay, R² ≥ 0.999", "Thm 2.5", f"R² = {r_squared:.4f}", r_squared >= 0.999
         ),
-        Claim("its rate tends to that of the tangent model (within 5 %)", "Thm 2.5", f"{drift:.2%} off", drift <= 0.05),
+        Claim(
+            "its rate tends to that of the tangent model (within 0.5 %)", "Thm 2.5", f"{drift:.2%} off", drift <= 0.005
+        ),
         Claim(
             "at the largest α, Theorem 2.5 with its constants and gradient descent apply, and their bounds hold",
             "Thm 2.5; documentation, proofs",
@@ -235,22 +240,10 @@ def claims(trials: Trials) -> list[Claim]:
 
 def figure(trials: Trials) -> Figure:
     """Draw Theorem 2.3 over α and K, Theorems 2.4 and 2.5 in time, and measured/bound for the random problems."""
-    page, axes = panels(2, 2, width=4.6, height=3.3)
+    page, axes = panels(2, 2, width=4.6, height=3.5)
     _draw_horizon(axes[0, 0], trials.where(part="horizon"))
-    for trial_, colour in zip(trials.where(part="over"), COLOURS, strict=False):
-        r = {name: np.asarray(value) for name, value in trial_.result.items()}
-        axes[0, 1].plot(r["times"] * r["rate"], r["residual"] / r["residual"][0], color=colour)
-    axes[0, 1].plot(r["times"] * r["rate"], r["bound"] / r["residual"][0], "--", color="0.25", label="bound")
-    axes[0, 1].set(yscale="log", title="Theorem 2.4", xlabel=r"$m\sigma^2_{\min}t/4$", ylabel=r"$\|\alpha h-y^*\|$")
-    axes[0, 1].legend()
-    for trial_, colour in zip(trials.where(part="under"), COLOURS, strict=False):
-        r = {name: np.asarray(value) for name, value in trial_.result.items()}
-        label = rf"$\alpha$ = {trial_.params['alpha']:g}: {r['rate'] / r['tangent_rate']:.3f} $\sigma^2_+$"
-        axes[1, 0].plot(r["times"] * r["tangent_rate"], r["gradient"], color=colour, label=label)
-    axes[1, 0].set(
-        yscale="log", title="Theorem 2.5", xlabel=r"$\sigma^2_{+}t$", ylabel=r"$\|\nabla F_\alpha\|$, relative"
-    )
-    axes[1, 0].legend(title="rate", title_fontsize="small")
+    _draw_over(axes[0, 1], trials.where(part="over"))
+    _draw_under(axes[1, 0], trials.where(part="under"))
     _draw_random(axes[1, 1], trials.where(part="random"))
     return page
 
@@ -258,19 +251,47 @@ def figure(trials: Trials) -> Figure:
 def _draw_horizon(axis: Axes, trials: Trials) -> None:
     for colour, k in zip(COLOURS, np.unique(trials.column("K")), strict=False):
         some = trials.where(K=float(k))
-        axis.plot(some.column("alpha"), some.column("outputs"), "-o", color=colour, markersize=3, label=f"K = {k:g}")
-        axis.plot(some.column("alpha"), some.column("outputs_bound"), "--", color=colour)
-    axis.set(xscale="log", yscale="log", title="Theorem 2.3", xlabel=r"$\alpha$", ylabel=r"$\|\alpha h-\alpha\bar h\|$")
-    axis.legend(title="dashed: bound", title_fontsize="small")
+        axis.plot(some.column("alpha"), some.column("outputs"), "-o", color=colour, label=f"measured, $K={k:g}$")
+        axis.plot(some.column("alpha"), some.column("outputs_bound"), "--", color=colour, label=f"bound, $K={k:g}$")
+    axis.set(xscale="log", yscale="log", title=r"Theorem 2.3: at $T=K/\mathrm{Lip}(h)^2$", xlabel=r"scale $\alpha$")
+    axis.set(ylabel=r"$\|\alpha h-\alpha\bar h\|$", ylim=(axis.get_ylim()[0] / 300, None))
+    axis.legend(loc="lower left", ncols=len(np.unique(trials.column("K"))))
+
+
+def _draw_over(axis: Axes, trials: Trials) -> None:
+    for trial_ in trials:
+        r = {name: np.asarray(value) for name, value in trial_.result.items()}
+        seed = int(trial_.params["seed"])
+        colour, start = COLOURS[seed % len(COLOURS)], r["residual"][0]
+        axis.plot(r["times"] * r["rate"], r["residual"] / start, ".-", color=colour, ms=3, label=f"seed {seed}")
+    axis.plot(r["times"] * r["rate"], r["bound"] / start, "--", color="0.25", label="bound, all seeds")
+    axis.set(yscale="log", title="Theorem 2.4: over-parameterised", xlabel=r"time $m\sigma^2_{\min}t/4$")
+    axis.set(ylabel=r"$\|\alpha h-y^*\|$ / initial")
+    axis.legend(loc="lower left")
+
+
+def _draw_under(axis: Axes, trials: Trials) -> None:
+    many = len(trials)
+    for i, trial_ in enumerate(trials):  # the curves coincide, and thinner ones on top leave the others visible
+        r = {name: np.asarray(value) for name, value in trial_.result.items()}
+        label = rf"$\alpha={trial_.params['alpha']:g}$: rate {r['rate'] / r['tangent_rate']:.3f} $\sigma^2_+$"
+        look: dict[str, Any] = {"lw": 1 + 1.4 * (many - 1 - i), "color": COLOURS[i % len(COLOURS)]}
+        axis.plot(r["times"] * r["tangent_rate"], r["gradient"], **look, label=label)
+    axis.set(yscale="log", title="Theorem 2.5: under-parameterised", xlabel=r"time $\sigma^2_{+}t$")
+    axis.set(ylabel=r"$\|\nabla F_\alpha\|$ / initial")
+    axis.legend(loc="upper right")
 
 
 def _draw_random(axis: Axes, trials: Trials) -> None:
     for height, name in enumerate(THEOREMS):
-        used = [ratio for verdict, ratio in judged(trials, name) if verdict in ("holds", "violated")]
-        axis.plot(np.maximum(used, 1e-8), np.full(len(used), height), "|", color=BLUE, markersize=12, alpha=0.6)
-    axis.axvline(1, color=RED, lw=1.2)
-    axis.set(xscale="log", title="measured/bound, random problems", ylim=(-0.6, len(THEOREMS) - 0.4))
+        used = np.array([ratio for verdict, ratio in judged(trials, name) if verdict in ("holds", "violated")])
+        axis.plot(used[used >= LEAST], np.full((used >= LEAST).sum(), height), "|", color=BLUE, ms=6, alpha=0.6)
+        axis.plot(np.full((used < LEAST).sum(), LEAST), np.full((used < LEAST).sum(), height), "<", color=BLUE, ms=4)
+    axis.axvline(1, color=RED, ls="--", label="bound")
+    axis.set(xscale="log", title="random problems", xlabel=r"measured/bound ($\triangleleft$: below $10^{-8}$)")
+    axis.set(ylim=(-0.6, len(THEOREMS) - 0.4), xlim=(LEAST / 3, 6))
     axis.set_yticks(range(len(THEOREMS)), THEOREMS)
+    axis.legend(loc="upper left")
 
 
 EXPERIMENT = Experiment(

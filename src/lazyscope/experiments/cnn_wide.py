@@ -20,6 +20,7 @@ import torch
 import torch.nn.functional as F
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.ticker import NullFormatter
 from torch import Tensor, nn
 
 from lazyscope.data import cifar10, digits
@@ -448,8 +449,11 @@ COLOURS = {"linearised": BLUE, "features": GREEN, "standard": ORANGE}
 
 def figure(trials: Trials) -> Figure:
     """Draw the table as bars, with the values of the source as marks, the flows, and the training of standard nets."""
-    page, axes = panels(1, 3, width=4.4, height=3.6)
-    bars, flows, curves = axes[0]
+    page, axes = panels(2, 2, width=4.4, height=3.2)
+    grid_ = axes[0, 0].get_gridspec()
+    for axis in axes[0]:
+        axis.remove()
+    bars, (flows, curves) = page.add_subplot(grid_[0, :]), axes[1]
     table = Table(trials)
     _bars(bars, table, str(trials[0].params["setting"]))
     for row, trial in table.rows.items():
@@ -457,42 +461,44 @@ def figure(trials: Trials) -> Figure:
         if "flow_time" in trial.result:
             at = np.asarray(trial.result["flow_time"])
             whole, half = (100 * np.asarray(trial.result[f"{name}_test_accuracy"]) for name in ("flow", "half"))
-            flows.plot(at, whole, style, marker="o", ms=3, color=BLUE, label=row)
-            flows.plot(at, half, style, color=BLACK, lw=0.8, label="half of the iterations")
+            flows.plot(at, whole, style, marker="o", ms=2.5, color=BLUE, label=row.removeprefix("linearised "))
+            flows.plot(at, half, style, color=BLACK, lw=0.7, label="half of the iterations")
     for trial in trials:
         if str(trial.params["row"]) in table.rows and "curve_test_accuracy" in trial.result:
             curve = 100 * np.asarray(trial.result["curve_test_accuracy"])
             seen = np.flatnonzero(np.isfinite(curve))
             style = "-" if "VGG" in str(trial.params["row"]) else "--"
-            label = f"{trial.params['row']}, {trial.params['epochs']} epochs"
+            label = f"{str(trial.params['row']).removeprefix('standard ')}, {trial.params['epochs']} epochs"
             last = trial is table.rows[str(trial.params["row"])]
-            curves.plot(
-                seen + 1, curve[seen], style, color=ORANGE if last else BLACK, lw=None if last else 0.8, label=label
-            )
-    flows.set(xlabel="time of the gradient flow", ylabel="test accuracy, %", title="linearised", xscale="log")
-    curves.set(xlabel="epoch", ylabel="test accuracy, %", title="standard", xscale="log")
+            look = {"color": ORANGE} if last else {"color": BLACK, "lw": 0.7}
+            curves.plot(seen + 1, curve[seen], style, **look, label=label)
+    flows.set(xlabel="time of the gradient flow", ylabel="test accuracy (%)", title="linearised nets", xscale="log")
+    curves.set(xlabel="epoch of SGD", ylabel="test accuracy (%)", title="standard nets", xscale="log")
+    curves.xaxis.set_minor_formatter(NullFormatter())
     for axis in (flows, curves):
-        axis.legend(loc="lower right", fontsize=7, handlelength=3.0)
+        axis.legend(loc="upper center", bbox_to_anchor=(0.5, -0.25), ncols=2, handlelength=2.6)
     return page
 
 
 def _bars(axis: Axes, table: Table, title: str) -> None:
-    """Draw the test accuracies as bars, training accuracies as dots, and both of the source as ticks."""
+    """Draw the test accuracies as bars, training accuracies as dots, and test accuracies of the source as ticks."""
     for place, (row, trial) in enumerate(table.rows.items()):
         colour = next(shade for kind, shade in COLOURS.items() if kind in row)
         accuracy = 100 * table.accuracy(row)
-        axis.barh(place, accuracy, color=colour, height=0.62, alpha=0.85)
-        effort = next((f"{trial.params[name]} {name}" for name in ("epochs", "iterations") if name in trial.params), "")
-        axis.text(2, place, f"{accuracy:.1f}  {effort}", color=BLACK, va="center", fontsize=8)
+        axis.barh(place, accuracy, color=colour, height=0.62, alpha=0.55, label="test" if place == 0 else None)
+        effort = next(
+            (f", {trial.params[name]} {name}" for name in ("epochs", "iterations") if name in trial.params), ""
+        )
+        axis.text(1, place, f"{accuracy:.1f} %{effort}", color=BLACK, va="center")
         label = "training" if place == 0 else None
-        axis.plot(100 * table.accuracy(row, "train"), place, "o", color=colour, mec=BLACK, ms=5, label=label)
+        axis.plot(100 * table.accuracy(row, "train"), place, "o", color=colour, mec=BLACK, mew=0.6, label=label)
         if title == "CIFAR-10":
-            label = "source" if place == 0 else None
-            axis.plot([SOURCE[row][0]] * 2, [place - 0.42, place + 0.42], color=BLACK, lw=2, label=label)
+            label = "test, in the source" if place == 0 else None
+            axis.plot([SOURCE[row][0]] * 2, [place - 0.45, place + 0.45], color=BLACK, lw=1.6, label=label)
     axis.set_yticks(range(len(table.rows)), list(table.rows))
     axis.grid(axis="y", visible=False)
-    axis.set(xlabel="test accuracy, %", title=title, xlim=(0, 104))
-    axis.legend(loc="upper left", bbox_to_anchor=(0, -0.16), ncols=2, fontsize=8)
+    axis.set(xlabel="accuracy (%)", title=title, xlim=(0, 104))
+    axis.legend(loc="center left", bbox_to_anchor=(1, 0.5))
 
 
 EXPERIMENT = Experiment(
@@ -501,8 +507,9 @@ EXPERIMENT = Experiment(
     title="Wide convolutional nets, standard and linearised, and fixed features",
     caption=(
         "Three kinds of models on the same images: wide networks trained as usual, the same networks linearised,"
-        " and linear classifiers on fixed features. Linearised networks do worse than fixed features, and both do"
-        " worse than trained networks."
+        " and linear classifiers on fixed features (top; below, the test accuracy along the training, which for"
+        " linearised networks is the same after half of the iterations where it has settled). Linearised networks do"
+        " worse than fixed features, and both do worse than trained networks."
     ),
     cost={"quick": "30 s on two cores", "paper": "90 min on one GPU, with CIFAR-10"},
     grid=grid,

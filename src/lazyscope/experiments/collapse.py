@@ -17,6 +17,7 @@ import math
 
 import numpy as np
 import torch
+from matplotlib.artist import Artist
 from matplotlib.figure import Figure
 from torch import Tensor
 from torch.nn.functional import avg_pool2d, softplus
@@ -24,8 +25,8 @@ from torch.nn.functional import avg_pool2d, softplus
 from lazyscope.data import cifar10, digits
 from lazyscope.flow.descent import gradient_descent
 from lazyscope.lab.experiment import Claim, Experiment, Params, Result, Trials
-from lazyscope.lab.fit import exponent
-from lazyscope.lab.style import BLACK, COLOURS, panels
+from lazyscope.lab.fit import against, exponent
+from lazyscope.lab.style import BLACK, COLOURS, legend_below, panels
 from lazyscope.loss import Square
 from lazyscope.model.two_layer import TwoLayer
 from lazyscope.theory.relative_scale import relative_scale
@@ -214,7 +215,7 @@ def claims(trials: Trials) -> list[Claim]:
             Claim(
                 f"{words}: the boundary κ = 1 is at α ∝ m^s, s = -0.5 ± 0.1",
                 "Geiger et al. 2020: α* ∝ m^-½",
-                f"s = {power:.3f}, α√m = {np.median(edges):.2f}",
+                f"s = {against(power, -0.5)}; α√m = {np.median(edges):.2f}",
                 abs(power + 0.5) <= 0.1,
             ),
             Claim(
@@ -257,23 +258,25 @@ def _errors(trials: Trials, case: str) -> Claim:
 def figure(trials: Trials) -> Figure:
     """Draw the error against α and against α√m, the distance from the tangent model, and the gain of ensembles."""
     shown = cases(trials)
-    page, axes = panels(len(shown), 4, width=3.4, height=3.2)
-    for row, case in zip(axes, shown, strict=True):
+    page, axes = panels(2 * len(shown), 2, width=4.4, height=3.1)
+    marks: list[Artist] = []
+    for row, case in zip(axes.reshape(-1, 4), shown, strict=True):
         found, joint, single, apart = (curves(trials, case, name) for name in ("square", "ensemble", "single", "apart"))
         for (m, (alpha, error)), colour in zip(found.items(), COLOURS * 2, strict=False):
-            row[0].plot(alpha, error, "-", color=colour, label=f"m = {m}")
+            (line,) = row[0].plot(alpha, error, "-", color=colour, label=f"$m={m}$")
+            marks += [line] if case == shown[0] else []
             row[1].plot(alpha * math.sqrt(m), error, "-", color=colour)
             row[2].plot(alpha * math.sqrt(m), apart[m][1], "-", color=colour)
             row[3].plot(alpha * math.sqrt(m), 1 - joint[m][1] / single[m][1], "-", color=colour)
         edge = float(np.median(trials.where(case=case).column("boundary")))
         for axis in row[1:]:
-            axis.axvline(edge, color=BLACK, linestyle="--", linewidth=1.2, label=r"$\kappa=1$")
-        row[0].set(xscale="log", xlabel=r"$\alpha$", ylabel="square test error of the mean output", title=CASES[case])
-        row[1].set(xscale="log", xlabel=r"$\alpha\sqrt{m}$", title="rescaled")
-        row[2].set(xscale="log", yscale="log", xlabel=r"$\alpha\sqrt{m}$", title="distance from the tangent model")
-        row[3].set(xscale="log", xlabel=r"$\alpha\sqrt{m}$", title="share of the error removed by an ensemble")
-        row[0].legend(fontsize=7)
-        row[1].legend()
+            rule = axis.axvline(edge, color=BLACK, linestyle="--", linewidth=0.8, label=r"$\kappa=1$")
+        row[0].set(xscale="log", xlabel=r"scale $\alpha$", ylabel="square error of the mean", title=CASES[case])
+        row[1].set(xscale="log", xlabel=r"$\alpha\sqrt{m}$", ylabel="square error of the mean", title="rescaled")
+        row[2].set(xscale="log", yscale="log", xlabel=r"$\alpha\sqrt{m}$", ylabel="distance, relative")
+        row[2].set(title="from the tangent model")
+        row[3].set(xscale="log", xlabel=r"$\alpha\sqrt{m}$", ylabel="share of the error", title="removed by the mean")
+    legend_below(page, [*marks, rule])
     return page
 
 
@@ -282,8 +285,9 @@ EXPERIMENT = Experiment(
     source="Geiger, Spigler, Jacot, Wyart 2020",
     title="Nets of all widths collapse onto one curve in α√m",
     caption=(
-        "The test error of nets of many widths is drawn against the scale α. Multiplied by the square root of"
-        " the width, all curves fall on one, so width and scale set the same transition to laziness."
+        "The test error of the mean output of several nets, for many widths m, against the scale α. With α multiplied"
+        " by the square root of the width all curves fall on one, so width and scale set the same transition to"
+        " laziness, near κ = 1; averaging nets removes more of the error the lazier they are."
     ),
     cost={"quick": "8 s on two cores", "paper": "5 min on a GPU"},
     grid=grid,

@@ -192,66 +192,71 @@ def _wait(run: Run) -> float:
 
 
 def figure(trials: Trials) -> Figure:
-    """Draw the figures of the slides on one page, one topic per row; least squares is at the end of the last two."""
-    page, axes = panels(4, 4, width=3.9, height=3.2)
+    """Draw the figures of the slides on one page: functions of one variable, conditioning, exercises, least squares."""
+    page, axes = panels(5, 3, width=3.9, height=3.1)
     runs = {name: _runs(trials, name) for name in PROBLEMS}
-    _quadratics(axes[0], {r.step: r for r in runs["quadratic"] if r.curvature == 1})
-    _absolute(axes[1, :2], [r for r in runs["absolute"] if r.start == 2.033])
-    _huber(axes[1, 2:], {r.step: r for r in runs["huber"]})
-    _conditioning(axes[2, :3], [r for r in runs["conditioned"] if r.dim == 2 and r.seed == 1])
-    for axis, (name, (step, formula)) in zip(axes[3], EXERCISES.items(), strict=False):
+    _quadratics(axes.flat[:2], {r.step: r for r in runs["quadratic"] if r.curvature == 1})
+    _absolute(axes.flat[2:4], [r for r in runs["absolute"] if r.start == 2.033])
+    _huber(axes.flat[4:6], {r.step: r for r in runs["huber"]})
+    _conditioning(axes[2], [r for r in runs["conditioned"] if r.dim == 2 and r.seed == 1])
+    for axis, (name, (step, formula)) in zip(axes[3], EXERCISES.items(), strict=True):
         _exercise(axis, next(r for r in runs[name] if r.step == step))
         axis.set_title(rf"{name}) ${formula}$, $\eta={step}$")
-    _least_squares(axes[2:, 3], [r for r in runs["least squares"] if r.step == 1 and r.p > r.n])
+    _least_squares(axes[4, :2], [r for r in runs["least squares"] if r.step == 1 and r.p > r.n])
+    axes[4, 2].set_visible(False)
     return page
 
 
-def _on_curve(axis: Axes, name: str, path: np.ndarray, colour: str, low: float, high: float) -> None:
+def _on_curve(axis: Axes, name: str, path: np.ndarray, colour: str, low: float, high: float, label: str = "") -> None:
     """Draw the iterates on the graph of F, with a ring at w₀."""
     value = PROBLEMS[name]().value
     w, seen = torch.linspace(low, high, 401, dtype=torch.float64)[:, None], torch.from_numpy(path)
-    axis.plot(w[:, 0], value(w), color="#888888", lw=1.2)
-    axis.plot(seen[:, 0], value(seen), "o-", color=colour, lw=1)
-    axis.plot(seen[0, 0], value(seen)[0], "o", mec=colour, mfc="white", ms=8)
-    axis.set_xlabel("$w$")
+    axis.plot(w[:, 0], value(w), color="#888888", lw=0.8)
+    axis.plot(seen[:, 0], value(seen), "o-", color=colour, lw=0.8, ms=3, label=label or "iterates")
+    axis.plot(seen[0, 0], value(seen)[0], "o", mec=BLACK, mfc="white", ms=5, zorder=4)
+    axis.set(xlabel="$w$", ylabel="$F(w)$")
 
 
 def _quadratics(axes: np.ndarray, runs: dict[float, Run]) -> None:
     story = (0.1, "too small", BLUE), (0.7, "good", GREEN), (2.1, "too large", RED)
-    for axis, (step, word, colour) in zip(axes, story, strict=False):
-        _on_curve(axis, "quadratic", runs[step].path[:9], colour, -2.3, 2.3)
-        axis.set(title=rf"$w^2/2$, $\eta={step}$: {word}")
+    for step, word, colour in story:
+        _on_curve(axes[0], "quadratic", runs[step].path[:9], colour, -2.3, 2.3, rf"$\eta={step}$: {word}")
+    axes[0].set(title="$F(w)=w^2/2$, start: ring", ylim=(-0.1, 4.2))
+    axes[0].legend(loc="upper center", ncols=1)
     colours = {2.1: RED, 2.0: BLACK, 0.04: SKY, 0.1: BLUE, 0.2: PURPLE, 0.5: ORANGE, 0.7: GREEN}
     for step, colour in colours.items():
-        axes[3].semilogy(runs[step].times, np.abs(1 - step) ** runs[step].times, color=colour, lw=1)
-        axes[3].semilogy(runs[step].times[::4], runs[step].distance[::4], "o", color=colour, ms=4, label=f"{step:g}")
-    axes[3].set(title=r"$|w_t-w^*|$ (dots) is $|1-\eta|^t$ (lines)", xlabel="$t$", ylim=(1e-13, 1e13))
-    axes[3].legend(title=r"$\eta$", ncols=4, loc="upper left")
+        axes[1].semilogy(runs[step].times, np.abs(1 - step) ** runs[step].times, color=colour, lw=0.8)
+        axes[1].semilogy(runs[step].times[::4], runs[step].distance[::4], "o", color=colour, ms=2.5, label=f"{step:g}")
+    axes[1].set(title=r"$w^2/2$: lines are $|1-\eta|^t$", xlabel="step $t$", ylabel="$|w_t-w^*|$", ylim=(1e-13, 1e17))
+    axes[1].legend(title=r"$\eta$", ncols=4, loc="upper left", columnspacing=0.6, handletextpad=0.1)
 
 
 def _absolute(axes: np.ndarray, runs: list[Run]) -> None:
     coarse = next(r for r in runs if r.accuracy == 0.5)
     fine, printed = (r for r in runs if r.accuracy == 0.1)
     _on_curve(axes[0], "absolute", coarse.path, BLUE, -1.2, 2.3)
-    axes[0].set(title=r"$2|w-0.4|$, $\varepsilon=0.5$: descends, then oscillates")
+    axes[0].set(title=r"$F(w)=2|w-0.4|$, $\varepsilon=0.5$")
     true, misprint = r"\varepsilon/G^2$", r"G/\varepsilon$ (as printed)"
     for run, colour, formula in ((printed, RED, misprint), (coarse, BLUE, true), (fine, GREEN, true)):
         label = rf"$\varepsilon={run.accuracy}$, $\eta={formula}"
-        axes[1].semilogy(run.times, run.value, ".-", color=colour, lw=1, label=label)
-        axes[1].axhline(run.accuracy, color=colour, ls="--", lw=1)
-        axes[1].axvline(_wait(run), ymax=0.55, color=colour, ls=":", lw=1)
-    axes[1].set(title=r"$F-F^*$; $\varepsilon$ dashed, $T$ dotted", xlabel="$t$", xlim=(0, 60), ylim=(1e-2, 1e5))
-    axes[1].legend()
+        axes[1].semilogy(run.times, run.value, ".-", color=colour, lw=0.8, ms=2, label=label)
+        axes[1].axhline(run.accuracy, color=colour, ls="--", lw=0.8)
+        axes[1].axvline(_wait(run), ymax=0.5, color=colour, ls=":", lw=0.8)
+    axes[1].set(title=r"$2|w-0.4|$: $\varepsilon$ dashed, $T$ dotted", xlabel="step $t$", ylabel="$F(w_t)-F^*$")
+    axes[1].set(xlim=(0, 60), ylim=(1e-2, 1e6))
+    axes[1].legend(loc="upper left")
 
 
 def _huber(axes: np.ndarray, runs: dict[float, Run]) -> None:
     _on_curve(axes[0], "huber", runs[2.5].path[:9], RED, -4.6, 4.6)
-    axes[0].set(title=r"Huber, $\eta=2.5$: bounded, oscillates")
+    axes[0].set(title=r"Huber, $\eta=2.5$: oscillates")
     for step, colour in ((0.25, BLUE), (0.7, GREEN), (1.7, ORANGE), (2.5, RED)):
-        axes[1].semilogy(runs[step].times, runs[step].distance, ".-", color=colour, lw=1, label=rf"$\eta={step}$")
-    axes[1].axhline(1, color=BLACK, ls=":", lw=1)
-    axes[1].set(title="Huber, $|w_t|$: linear above 1, then geometric", xlabel="$t$", xlim=(0, 40), ylim=(1e-7, 20))
-    axes[1].legend()
+        axes[1].semilogy(
+            runs[step].times, runs[step].distance, ".-", color=colour, lw=0.8, ms=2, label=rf"$\eta={step}$"
+        )
+    axes[1].axhline(1, color=BLACK, ls=":", lw=0.8)
+    axes[1].set(title="Huber: linear above 1", xlabel="step $t$", ylabel="$|w_t|$", xlim=(0, 40), ylim=(1e-11, 20))
+    axes[1].legend(loc="lower left")
 
 
 def _conditioning(axes: np.ndarray, runs: list[Run]) -> None:
@@ -259,18 +264,18 @@ def _conditioning(axes: np.ndarray, runs: list[Run]) -> None:
         run = next(r for r in runs if r.condition == condition and r.step > 1)
         x = torch.linspace(-1.15, 1.15, 201, dtype=torch.float64) * float(np.abs(run.path).max())
         value = PROBLEMS["conditioned"](condition, seed=run.seed).value(torch.cartesian_prod(x, x)).reshape(201, 201)
-        axis.contour(x, x, value.T, levels=run.value[0] * np.geomspace(1e-3, 4, 8), colors="#888888", linewidths=0.8)
-        axis.plot(*run.path.T, "o-", color=BLUE, lw=1)
-        axis.set(title=rf"level sets, $\kappa={condition:g}$, $\eta=2/(L+m)$", aspect="equal")
+        axis.contour(x, x, value.T, levels=run.value[0] * np.geomspace(1e-3, 4, 8), colors="#888888", linewidths=0.6)
+        axis.plot(*run.path.T, "o-", color=BLUE, lw=0.8, ms=2.5)
+        axis.set(title=rf"$\kappa={condition:g}$, $\eta=2/(L+m)$", aspect="equal", xlabel="$w_1$", ylabel="$w_2$")
     line = np.geomspace(2, max(r.condition for r in runs), 50)
     for best, colour, formula in ((False, ORANGE, "1/L"), (True, BLUE, "2/(L+m)")):
         chosen = [r for r in runs if (r.step > 1) == best]
         steps = [r.times[np.argmax(r.distance <= 1e-6 * r.distance[0])] for r in chosen]
         rates = [contraction(best_step(1, 1 / k) if best else 1.0, 1, 1 / k) for k in line]
-        axes[2].loglog(line, math.log(1e-6) / np.log(rates), color=colour, lw=1)
+        axes[2].loglog(line, math.log(1e-6) / np.log(rates), color=colour, lw=0.8)
         axes[2].loglog([r.condition for r in chosen], steps, "o", color=colour, label=rf"$\eta={formula}$")
-    axes[2].set(title=r"steps until $\|w_t-w^*\|=10^{-6}\|w_0-w^*\|$", xlabel=r"$\kappa=L/m$ (lines: theory)")
-    axes[2].set(xlim=(1, None), ylim=(5, None))
+    axes[2].set(title="conditioning (lines: theory)", xlabel=r"condition number $\kappa=L/m$")
+    axes[2].set(ylabel=r"steps to $10^{-6}$", xlim=(1, None), ylim=(5, None))
     axes[2].minorticks_off()
     axes[2].legend()
 
@@ -285,22 +290,22 @@ def _exercise(axis: Axes, run: Run) -> None:
         y = run.start * (1 - 1e-5 * run.step) ** times
         for curve, colour in ((y, BLUE), (1e-5 * y**2 / 2, ORANGE)):
             axis.loglog(times + 1, curve, ":", color=colour)
-    axis.set(xlabel="$t+1$ (dotted: exact)" if run.problem == "b" else "$t+1$", ylim=(1e-8, 5))
-    axis.legend()
+    axis.set(xlabel="$t+1$ (dotted: exact)" if run.problem == "b" else "$t+1$", ylabel="distances", ylim=(1e-8, 5))
+    axis.legend(loc="lower left")
 
 
 def _least_squares(axes: np.ndarray, runs: list[Run]) -> None:
-    first = ("value", "$F(w_t)$", ORANGE), ("distance", r"$\|w_t-\bar{w}\|$, $\bar{w}$ closest minimiser", BLUE)
+    first = ("value", "$F(w_t)$", ORANGE), ("distance", r"$\|w_t-\bar{w}\|$, $\bar{w}$ closest", BLUE)
     second = ("moved", r"$\|w_t-w_0\|$", GREEN), ("drift", "part outside Im $X$", RED)
     for axis, curves in zip(axes, (first, second), strict=True):
         for name, label, colour in curves:
             table = np.stack([getattr(run, name) for run in runs], 1)
-            drawn = axis.semilogy(runs[0].times, np.where(table > 0, table, np.nan), color=colour, lw=1)
+            drawn = axis.semilogy(runs[0].times, np.where(table > 0, table, np.nan), color=colour, lw=0.8)
             drawn[0].set_label(label)
-        axis.set(xlabel="$t$", ylim=(1e-17, 1e5), xlim=(0, 200))
+        axis.set(xlabel="step $t$", ylabel="distances", ylim=(1e-17, 1e5), xlim=(0, 200))
         axis.legend()
     axes[0].set(title=f"least squares, $p={runs[0].p}$, $n={runs[0].n}$")
-    axes[1].set(title="least squares: moves in Im $X$ only")
+    axes[1].set(title="it moves in Im $X$ only")
 
 
 EXPERIMENT = Experiment(

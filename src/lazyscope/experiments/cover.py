@@ -2,22 +2,28 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import torch
+from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
+from matplotlib.markers import MarkerStyle
 
 from lazyscope.flow.descent import gradient_descent, log_spaced
 from lazyscope.lab.experiment import Claim, Experiment, Params, Result, Trial, Trials
-from lazyscope.lab.style import BLUE, RED, panels
+from lazyscope.lab.style import BLUE, RED, legend_below, panels
 from lazyscope.loss import Square
 from lazyscope.model.two_layer import TwoLayer
 from lazyscope.problem.teacher import Teacher
 
 TEST = 1000
 DRAWN = 9
-"""The seed of the figure; its teacher has neurons of both signs, far apart."""
+"""The seed in the middle of those of `many-neurons`; its teacher has neurons of both signs, far apart."""
+HALVES = {1: MarkerStyle("o", fillstyle="left"), -1: MarkerStyle("o", fillstyle="right")}
+"""The mark of a neuron by its sign, half a disc, so that two neurons at the same place are both seen."""
 NEAR = 20.0
 """The angle in degrees within which a direction counts as found. Neighbours among 15 random points on the circle are up
 to 50-110° apart, so the data determine a direction only roughly: over 100 seeds, the median share of mass is 0.68
@@ -79,28 +85,49 @@ def _start(point: Params, width: int) -> TwoLayer:
 
 
 def figure(trials: Trials) -> Figure:
-    """Draw one panel per scale, for one seed."""
+    """Draw one panel per scale, for a typical seed."""
     canvas, axes = panels(1, 2, width=3.6, height=3.6)
+    seed = typical(trials.where(tau=0.1))
     for axis, tau, title in zip(axes[0], (0.1, 2.0), ("Non-lazy", "Lazy"), strict=True):
-        draw(axis, trials.where(tau=tau, seed=DRAWN)[0])
-        axis.set_title(f"{title} training ($\\tau = {tau:g}$)", loc="center")
+        draw(axis, trials.where(tau=tau, seed=seed)[0])
+        axis.set_title(f"{title} training ($\\tau = {tau:g}$)")
+        axis.set_ylabel("second coordinate" if axis is axes[0, 0] else "")
     explain(canvas)
     return canvas
 
 
+def typical(trials: Trials) -> int:
+    """Return the seed with the median share of the mass near the teacher's neurons.
+
+    It is chosen among teachers with neurons of both signs and no two directions closer than 45°.
+    """
+    shares, teachers = trials.column("share"), trials.column("teacher")
+    cosines = np.einsum("sid,sjd->sij", teachers, teachers) - 2 * np.eye(teachers.shape[1])
+    both = np.ptp(trials.column("teacher_signs"), axis=1) > 0
+    plain = both & (cosines.max((1, 2)) < np.cos(np.pi / 4))
+    distance = np.abs(shares - np.median(shares)) + np.where(plain, 0, 1e3)
+    return int(trials.column("seed")[np.argmin(distance)])
+
+
 def explain(canvas: Figure) -> None:
     """Draw the legend below the panels."""
-    marks = [
-        Line2D([], [], color=RED, marker="o", markeredgecolor="white", label="neuron $|a_j|b_j$ with $a_j>0$"),
-        Line2D([], [], color=BLUE, marker="o", markeredgecolor="white", label="with $a_j<0$"),
-        Line2D([], [], color="0.2", linewidth=0, marker=r"$\rightarrow$", markersize=14, label="teacher"),
+    end: dict[str, Any] = {"linestyle": "", "markersize": 6, "markeredgewidth": 0}
+    marks: list[Artist] = [
+        Line2D([], [], color=RED, marker=HALVES[1], **end, label="neuron $|a_j|b_j$ with $a_j>0$, at the end"),
+        Line2D([], [], color=BLUE, marker=HALVES[-1], **end, label="with $a_j<0$"),
+        Line2D([], [], linestyle="", marker="o", mfc="white", mec="0.4", ms=3, mew=0.6, label="at the start"),
+        Line2D([], [], color="0.2", linewidth=0, marker=r"$\rightarrow$", markersize=10, label="teacher"),
         Line2D([], [], color="0.35", linestyle=":", linewidth=1.0, label="unit circle"),
     ]
-    canvas.legend(handles=marks, loc="outside lower center", ncols=4)
+    legend_below(canvas, marks, columns=5)
 
 
 def draw(axis: Axes, trial: Trial) -> None:
-    """Draw the paths |a_j|b_j and their ends, red for a_j > 0, with the teacher's arrows and the unit circle."""
+    """Draw the paths |a_j|b_j, their starts and ends, red for a_j > 0, with the teacher's arrows and the unit circle.
+
+    A symmetrised net has pairs of neurons with opposite signs at the same start. If they barely move, they also end
+    at the same place; there, the half-discs of their ends form one disc of two colours.
+    """
     paths, signs = np.asarray(trial.result["paths"]), np.asarray(trial.result["signs"])
     furthest = float(np.abs(paths).max())
     # Two hundred neurons share the teacher's mass, and each stays so close to 0 that it could not be seen at this size.
@@ -109,20 +136,25 @@ def draw(axis: Axes, trial: Trial) -> None:
     angle = np.linspace(0, 2 * np.pi, 200)
     axis.plot(np.cos(angle), np.sin(angle), ":", color="0.35", linewidth=1.0, zorder=1)
     colours = {1: RED, -1: BLUE}
+    crowd = 1.0 if len(signs) <= 40 else 0.6
     for j, sign in enumerate(signs):
-        axis.plot(*paths[:, j].T, color=colours[int(sign)], linewidth=0.9, alpha=0.75, zorder=2)
+        axis.plot(*paths[:, j].T, color=colours[int(sign)], linewidth=0.8 * crowd, alpha=0.8, zorder=2)
+    start: dict[str, Any] = {"s": 7 * crowd, "facecolor": "white", "edgecolor": "0.4", "linewidth": 0.6 * crowd}
+    axis.scatter(paths[0, :, 0], paths[0, :, 1], **start, zorder=3)
     for sign, colour in colours.items():
         x, y = paths[-1, signs == sign].T
-        axis.scatter(x, y, s=26, color=colour, edgecolor="white", linewidth=0.5, zorder=4)
+        axis.scatter(x, y, s=30 * crowd, color=colour, marker=HALVES[sign], linewidth=0, zorder=4)
     teacher = zip(np.asarray(trial.result["teacher"]), np.asarray(trial.result["teacher_signs"]), strict=True)
     for direction, sign in teacher:
-        arrow = {"arrowstyle": "-|>", "color": colours[int(sign)], "linewidth": 2.2, "mutation_scale": 16}
         tip = direction * (0.95 * reach if enlarged else 1.0)
-        axis.annotate("", tip, (0, 0), arrowprops={**arrow, "shrinkA": 0, "shrinkB": 0}, zorder=3)
-    axis.set(xlim=(-reach, reach), ylim=(-reach, reach), aspect="equal")
-    axis.axis("off")
-    if enlarged:
-        axis.text(0, -reach, f"enlarged {1 / reach:.0f} times", ha="center", va="bottom", color="0.35")
+        arrow = {"arrowstyle": "-|>", "shrinkA": 0, "shrinkB": 0, "mutation_scale": 10}
+        front = {**arrow, "color": colours[int(sign)], "linewidth": 1.5}
+        if len(signs) > 40:  # a crowd would hide the arrows, so they are drawn over it, with a white border
+            axis.annotate("", tip, (0, 0), arrowprops={**arrow, "color": "white", "linewidth": 3.0}, zorder=5)
+        axis.annotate("", tip, (0, 0), arrowprops=front, zorder=6 if len(signs) > 40 else 2.5)
+    axis.set(xlim=(-reach, reach), ylim=(-reach, reach), aspect="equal", xlabel="first coordinate")
+    axis.locator_params(nbins=5)
+    axis.grid(False)
 
 
 def claims(trials: Trials) -> list[Claim]:
@@ -179,8 +211,8 @@ EXPERIMENT = Experiment(
     title="Neurons move to the teacher's neurons, or barely move",
     caption=(
         "Two networks learn the same teacher, whose neurons are the arrows, and both fit the data. From a small"
-        " initialisation (left) the neurons move to the arrows; from a large one (right) they barely move, which"
-        " is lazy training."
+        " initialisation (left) the neurons move to the arrows; from a large one (right, where the axes reach further)"
+        " they end close to their starts, the open circles, which is lazy training."
     ),
     cost={"quick": "10 s on two cores", "paper": "2 min on two cores"},
     grid=grid,

@@ -11,6 +11,7 @@ from __future__ import annotations
 import numpy as np
 import torch
 from matplotlib.figure import Figure
+from matplotlib.ticker import FuncFormatter
 
 from lazyscope.lab.experiment import Claim, Experiment, Params, Result, Trials
 from lazyscope.lab.fit import exponent
@@ -86,7 +87,7 @@ def claims(trials: Trials) -> list[Claim]:
 
 def figure(trials: Trials) -> Figure:
     """Draw the risk of NT against d for every ρ, and the explained share."""
-    page, axes = panels(1, 2, width=4.4, height=3.4)
+    page, axes = panels(1, 2, width=4.4, height=4.0)
     for rho, colour in zip(RATIOS, COLOURS, strict=True):
         dims = trials.where(rho=rho).column("dim")
         risks = [np.asarray(one.result["neural_tangent"]) for one in trials.where(rho=rho)]
@@ -95,14 +96,18 @@ def figure(trials: Trials) -> Figure:
         axes[0, 0].fill_between(dims, low, high, color=colour, alpha=0.2, linewidth=0)
         power = exponent(*explained(trials, rho))
         axes[0, 1].loglog(*explained(trials, rho), "o-", color=colour, label=rf"$\rho={rho:g}$: $d^{{{power:.2f}}}$")
-        axes[0, 1].loglog(dims, 6 * rho / dims, ":", color=colour, linewidth=1)
+        axes[0, 1].loglog(dims, 6 * rho / dims, ":", color=colour)
     network = trials.where(rho=RATIOS[0])
-    axes[0, 0].plot(network.column("dim"), network.column("network"), "s-", color=GREEN, label="NN, 9 neurons")
-    axes[0, 0].axhline(1, color=BLACK, linestyle="--", linewidth=1)
-    axes[0, 0].set(title="cubic target: exact risk", xlabel="$d$", ylim=(-0.03, 1.05))
-    axes[0, 0].legend()
-    axes[0, 1].set(title=r"share that NT explains (dotted: $6\rho/d$)", xlabel="$d$")
-    axes[0, 1].legend()
+    axes[0, 0].plot(network.column("dim"), network.column("network"), "s-", color=GREEN, label="NN: net of 9")
+    axes[0, 0].axhline(1, color=BLACK, linestyle="--", linewidth=0.8, label="zero function")
+    axes[0, 0].fill_between([], [], [], color="0.5", alpha=0.3, linewidth=0, label="least to largest")
+    axes[0, 0].set(title="exact risk, mean over the draws", xlabel="dimension $d$", ylim=(-0.03, 1.05))
+    axes[0, 0].set_ylabel(r"risk $/\,\|f_*\|^2$")
+    axes[0, 1].loglog([], [], ":", color="0.3", label=r"$6\rho/d$")
+    axes[0, 1].set(title="share that NT explains", xlabel="dimension $d$", ylabel="1 $-$ risk")
+    for axis in axes[0]:
+        axis.legend(loc="upper center", bbox_to_anchor=(0.5, -0.2), ncols=3 if axis is axes[0, 0] else 2)
+    axes[0, 1].xaxis.set_minor_formatter(FuncFormatter(lambda d, _: f"{d:g}"))
     return page
 
 
@@ -111,8 +116,9 @@ EXPERIMENT = Experiment(
     source="Ghorbani, Mei, Misiakiewicz, Montanari 2019, How general are these phenomena?",
     title="A cubic target: neural tangent models keep their risk beyond N = d",
     caption=(
-        "A target of degree three is approximated by fixed features, by the tangent features of a net, and by"
-        " a net. Tangent features miss a large part of it, where a few neurons suffice."
+        "A target of degree three in d dimensions is approximated by the tangent features of a net with ρd neurons"
+        " (NT), and by a net of nine neurons (NN); the bands reach from the least to the largest of the draws. Tangent"
+        " features miss a large part of it, where a few neurons suffice."
     ),
     cost={"quick": "5 s on two cores", "paper": "5 min on two cores"},
     grid=grid,

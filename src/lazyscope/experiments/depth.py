@@ -17,12 +17,13 @@ from typing import Any
 import numpy as np
 import torch
 from matplotlib.figure import Figure
+from matplotlib.ticker import NullFormatter
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
 from lazyscope.diagnose.drift import kernel_drift
 from lazyscope.lab.experiment import Claim, Experiment, Params, Result, Trials
-from lazyscope.lab.fit import exponent
+from lazyscope.lab.fit import against, exponent
 from lazyscope.lab.style import BLUE, GREEN, ORANGE, panels
 from lazyscope.model.base import Model
 from lazyscope.model.parametrise import Multiplied, parametrise
@@ -282,7 +283,7 @@ def claims(trials: Trials) -> list[Claim]:
     for part, kind, power, words, source in laws:
         measured = exponent(*series(trials, part, kind))
         text = f"{words}, s = {power:g} ± {SPREAD:g}"
-        found.append(Claim(text, source, f"s = {measured:.3f}", abs(measured - power) <= SPREAD))
+        found.append(Claim(text, source, f"s = {against(measured, power)}", abs(measured - power) <= SPREAD))
     for kind in (kind for kind in CHECKS if len(trials.where(part="check", kind=kind))):
         (result,) = (each.result for each in trials.where(part="check", kind=kind))
         named, slopes = str(result["wrong"]), np.asarray(result["slopes"])
@@ -304,11 +305,14 @@ def figure(trials: Trials) -> Figure:
     for axis, part, kinds in ((axes[0, 0], "width", WIDE), (axes[0, 1], "depth", DEEP)):
         for (kind, words), colour in zip(kinds.items(), (BLUE, ORANGE, GREEN), strict=False):
             sizes, values = series(trials, part, kind)
-            axis.plot(sizes, values, "-o", color=colour, ms=4, label=f"{words}: slope {exponent(sizes, values):.2f}")
+            axis.plot(sizes, values, "-o", color=colour, label=f"{words}: slope {exponent(sizes, values):.2f}")
         axis.set(xscale="log", yscale="log")
-        axis.legend()
-    axes[0, 0].set(xlabel="width $m$", ylabel=r"change of the kernel, $\|K_T-K_0\|/\|K_0\|$", title="width")
-    axes[0, 1].set(xlabel="depth $L$", ylabel="distance of a branch from its tangent", title="depth")
+        axis.set_xscale("log", base=2)
+        axis.yaxis.set_minor_formatter(NullFormatter())
+        axis.set_ylim(bottom=axis.get_ylim()[0] / 2)  # room for the legend
+        axis.legend(loc="lower left")
+    axes[0, 0].set(xlabel="width $m$", ylabel=r"$\|K_T-K_0\|/\|K_0\|$", title="change of the kernel")
+    axes[0, 1].set(xlabel="depth $L$", ylabel="distance", title="residual branches from their tangents")
     return page
 
 

@@ -10,11 +10,14 @@ import math
 
 import numpy as np
 import torch
+from matplotlib.artist import Artist
 from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from matplotlib.patches import Patch
 
 from lazyscope.lab.experiment import Claim, Experiment, Params, Result, Trials
-from lazyscope.lab.fit import exponent
-from lazyscope.lab.style import BLACK, BLUE, ORANGE, RED, style
+from lazyscope.lab.fit import against, exponent
+from lazyscope.lab.style import BLACK, BLUE, ORANGE, RED, legend_below, panels
 
 TARGET = np.array([1.0, 0.7, 0.6])
 """The target y*, at the distance 0.6 from the tangent plane."""
@@ -94,14 +97,13 @@ def claims(trials: Trials) -> list[Claim]:
         Claim(
             "p = 2 < 3: the distance between αh(w_α) and αh̄(w̄_α), at all times, falls like α^s, s = -1 ± 0.03",
             "Theorem 2.5: O(1/α) until convergence",
-            f"s = {powers[0]:.4f}, {powers[0] + 1:+.4f} from -1; {far[0]:.3f} at α = {SHOWN[0]:g}, {far[1]:.3f} at "
-            f"α = {SHOWN[1]:g}",
+            f"s = {against(powers[0], -1, 4)}; {far[0]:.3f} at α = {SHOWN[0]:g}, {far[1]:.3f} at α = {SHOWN[1]:g}",
             abs(powers[0] + 1) <= 0.03 and bool(far[1] < far[0]),
         ),
         Claim(
             "the distance of αh(w_α) from the tangent plane falls like α^s, s = -1 ± 0.03",
             "Figure 5: the image of h is a manifold with this tangent plane",
-            f"s = {powers[1]:.4f}, {powers[1] + 1:+.4f} from -1",
+            f"s = {against(powers[1], -1, 4)}",
             abs(powers[1] + 1) <= 0.03,
         ),
         Claim(
@@ -121,25 +123,35 @@ def claims(trials: Trials) -> list[Claim]:
 
 def figure(trials: Trials) -> Figure:
     """Draw the manifold αh(R²), its tangent plane and both paths in R³, at two scales α."""
-    with style():
-        canvas = Figure(figsize=(8.6, 4.2), layout="constrained")
+    canvas, axes = panels(1, 2, width=4.3, height=3.9, subplot_kw={"projection": "3d"})
     side = np.linspace(-0.3, 1.5, 25)
     w = np.stack(np.meshgrid(side, side), -1)
-    for i, alpha in enumerate(SHOWN):
-        axis = canvas.add_subplot(1, 2, i + 1, projection="3d")
+    for axis, alpha in zip(axes[0], SHOWN, strict=True):
         result = trials.where(alpha=alpha)[0].result
         x, y, z = (alpha * surface(w / alpha)).transpose(2, 0, 1)
         axis.plot_surface(x, y, z, color=BLUE, alpha=0.25, linewidth=0)
         axis.plot_wireframe(*w.transpose(2, 0, 1), 0 * z, rstride=6, cstride=6, color="0.6", linewidth=0.5)
-        for name, colour, label in (("path", RED, r"$\alpha h(w_\alpha(t))$"), ("line", BLACK, "linearised model")):
+        for name, colour in (("path", RED), ("line", BLACK)):
             path = np.concatenate([np.zeros((1, 3)), np.asarray(result[name])])
-            axis.plot(*path.T, "--", color=colour, linewidth=1.6, label=label)
-            axis.plot(*path[-1:].T, "o", color=colour, markersize=5)
-        axis.plot(*TARGET[:, None], "*", color=ORANGE, markersize=10, label="$y^*$")
-        axis.set_title(rf"$\alpha={alpha:g}$")
+            axis.plot(*path.T, "--", color=colour)
+            axis.plot(*path[-1:].T, "o", color=colour)
+        axis.plot(*TARGET[:, None], "*", color=ORANGE, markersize=8)
+        axis.set_title(rf"scale $\alpha={alpha:g}$")
         axis.view_init(elev=18, azim=-60)
         axis.set(zlim=(-0.3, 0.9), xticks=[0, 1], yticks=[0, 1], zticks=[0, 0.6])
-        axis.legend(fontsize=8, loc="upper left")
+        axis.set(xlabel="first output", ylabel="second output", zlabel="third output")
+        for each in (axis.xaxis, axis.yaxis, axis.zaxis):
+            each.labelpad = -8
+            each.set_tick_params(pad=-3)
+        axis.set_box_aspect((4, 4, 3), zoom=1.05)
+    marks: list[Artist] = [
+        Patch(color=BLUE, alpha=0.25, label=r"outputs of the model, $\alpha h(w)$"),
+        Line2D([], [], color="0.6", linewidth=0.5, label="tangent plane"),
+        Line2D([], [], color=RED, linestyle="--", marker="o", label="training of the model, and its end"),
+        Line2D([], [], color=BLACK, linestyle="--", marker="o", label="training of the linearised model"),
+        Line2D([], [], color=ORANGE, linestyle="", marker="*", markersize=8, label="target $y^*$"),
+    ]
+    legend_below(canvas, marks, columns=3)
     return canvas
 
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 from matplotlib.figure import Figure
-from matplotlib.ticker import NullFormatter
+from matplotlib.ticker import FuncFormatter, NullFormatter
 from torch import Tensor
 from torch.nn.functional import one_hot
 
@@ -263,28 +263,32 @@ def claims(trials: Trials) -> list[Claim]:
 
 def figure(trials: Trials) -> Figure:
     """Draw the accuracies against the steps, the delay against α, and the alignment before and after."""
-    page, axes = panels(1, 4, width=3.7, height=3.3)
+    page, axes = panels(2, 2, width=4.4, height=3.2)
+    delay, alignment = axes[1]
     for axis, task, title in ((axes[0, 0], "modular", "modular addition"), (axes[0, 1], "digits", "parity of digits")):
         for run, colour in zip(trials.where(task=task, seed=0), COLOURS, strict=False):
             steps, alpha = np.asarray(run.result["steps"]) + 1, float(run.params["alpha"])
-            axis.plot(steps, 100 * np.asarray(run.result["train"]), ":", lw=1, color=colour)
+            axis.plot(steps, 100 * np.asarray(run.result["train"]), ":", color=colour)
             name = "\\infty" if math.isinf(alpha) else f"{alpha:g}"
             axis.plot(steps, 100 * np.asarray(run.result["test"]), color=colour, label=rf"$\alpha={name}$")
-        axis.set(title=title, xlabel="steps + 1 (dotted: training)", xscale="log", ylabel="accuracy, %")
-        axis.legend(fontsize=7)
+        axis.plot([], [], ":", color="0.3", label="training")
+        axis.set(title=title, xlabel="steps + 1", xscale="log", ylabel="accuracy (%)")
+        axis.legend(loc="center left", bbox_to_anchor=(1, 0.5), handlelength=1)
     for task, colour in (("modular", BLUE), ("digits", ORANGE)):
         alphas, ratios = delays(trials, task)
-        axes[0, 2].plot(alphas, ratios, "o-", color=colour, label=task)
-    axes[0, 2].set(title="time to learn / time to fit", xlabel=r"$\alpha$", xscale="log", yscale="log")
-    axes[0, 2].legend(fontsize="small")
+        delay.plot(alphas, ratios, "o-", color=colour, label=task)
+    delay.set(title="delay", ylabel="time to learn / to fit", xlabel=r"scale $\alpha$", xscale="log", yscale="log")
+    delay.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+    delay.yaxis.set_minor_formatter(FuncFormatter(lambda value, _: f"{value:g}" if value in (2, 3, 5, 20, 50) else ""))
+    delay.legend()
     for name, mark in (("aligned_before", "o:"), ("aligned_after", "o-")):
         alphas, values = ends(trials, "modular", name)
         finite = np.isfinite(alphas)
-        axes[0, 3].plot(alphas[finite], values[finite], mark, color=BLUE, label=name.replace("aligned_", ""))
-    axes[0, 3].set(title="alignment of kernel and targets", xlabel=r"$\alpha$ (modular addition)", xscale="log")
-    axes[0, 3].set_ylim(bottom=0)
-    axes[0, 3].xaxis.set_minor_formatter(NullFormatter())
-    axes[0, 3].legend(fontsize="small")
+        alignment.plot(alphas[finite], values[finite], mark, color=BLUE, label=name.replace("aligned_", ""))
+    alignment.set(title="modular addition", ylabel="alignment with the targets", xlabel=r"scale $\alpha$", xscale="log")
+    alignment.set_ylim(bottom=0)
+    alignment.xaxis.set_minor_formatter(NullFormatter())
+    alignment.legend(title="kernel, training", alignment="left")
     return page
 
 

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from matplotlib.figure import Figure
 
-from lazyscope.experiments.cover import DRAWN, compare, draw, explain, median, trial
+from lazyscope.experiments.cover import DRAWN, compare, draw, explain, median, trial, typical
 from lazyscope.lab.experiment import Claim, Experiment, Params, Trials
 from lazyscope.lab.style import panels
 
 PANELS = (
-    ("Non-lazy ($\\tau = 0.1$)", {"tau": 0.1, "symmetrised": True}),
-    ("Lazy ($\\tau = 2$, not symmetrised)", {"tau": 2.0, "symmetrised": False}),
-    ("Lazy ($\\tau = 2$, symmetrised)", {"tau": 2.0, "symmetrised": True}),
+    ("Non-lazy, $\\tau = 0.1$", {"tau": 0.1, "symmetrised": True}),
+    ("Lazy, $\\tau = 2$, not symmetrised", {"tau": 2.0, "symmetrised": False}),
+    ("Lazy, $\\tau = 2$, symmetrised", {"tau": 2.0, "symmetrised": True}),
 )
 
 
@@ -24,11 +24,14 @@ def grid(scale: str) -> list[Params]:
 
 
 def figure(trials: Trials) -> Figure:
-    """Draw one panel per initialisation, with the teacher of the cover figure."""
-    canvas, axes = panels(1, 3, width=3.4, height=3.5)
+    """Draw one panel per initialisation, for a typical seed."""
+    canvas, axes = panels(1, 3, width=3.4, height=3.8)
+    seed = typical(trials.where(**PANELS[0][1]))
     for axis, (title, panel) in zip(axes[0], PANELS, strict=True):
-        draw(axis, trials.where(seed=DRAWN, **panel)[0])
-        axis.set_title(title, loc="center")
+        draw(axis, trials.where(seed=seed, **panel)[0])
+        axis.set_title(title)
+        axis.set_ylabel("second coordinate" if axis is axes[0, 0] else "")
+    canvas.suptitle(f"{trials[0].params['width']} neurons", fontsize="medium")
     explain(canvas)
     return canvas
 
@@ -52,10 +55,11 @@ def claims(trials: Trials) -> list[Claim]:
 EXPERIMENT = Experiment(
     name="many-neurons",
     source="Chizat, Oyallon, Bach 2019, supplement, Figure 6",
-    title="Two hundred neurons: feature learning, and two lazy initialisations",
+    title="Many neurons: feature learning, and two lazy initialisations",
     caption=(
-        "The cover figure with two hundred neurons instead of twenty: a wide network is lazy or not, depending on"
-        " its scale. If its initial output is not zero, its neurons have to move further, to compensate for it."
+        "The cover figure with many neurons instead of twenty, of which each moves little to fit the data, so that the"
+        " axes of the left panel are enlarged: a wide network is lazy or not, depending on its scale. If its initial"
+        " output is not zero (middle), its neurons have to move further than otherwise (right), to compensate for it."
     ),
     cost={"quick": "8 s on two cores", "paper": "4 min on two cores"},
     grid=grid,

@@ -8,13 +8,14 @@ import numpy as np
 import torch
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 from torch import Tensor
 
 from lazyscope.data.sphere import sphere
 from lazyscope.diagnose.transport import wasserstein
 from lazyscope.flow.particle import particle_flow
 from lazyscope.lab.experiment import Claim, Experiment, Params, Result, Trials
-from lazyscope.lab.fit import exponent
+from lazyscope.lab.fit import against, exponent
 from lazyscope.lab.style import BLACK, BLUE, ORANGE, RED, panels
 from lazyscope.model.particles import relu_interaction
 from lazyscope.problem.population import PopulationTeacher, student
@@ -125,13 +126,13 @@ def claims(trials: Trials) -> list[Claim]:
         Claim(
             "sup over t of W₂(μ_{t,m}, μ_t) ~ m^s, s = -0.5 ± 0.15",
             "μ_{t,m} → μ_t uniformly on [0, T]",
-            f"{rates[1]:.3f}",
+            f"s = {against(rates[1], -0.5)}",
             abs(rates[1] + 0.5) <= 0.15,
         ),
         Claim(
             "the same at t = 0, where particles are independent on curves: s = -0.5 ± 0.1",
             "μ_{0,m} → μ_0",
-            f"{rates[0]:.3f}",
+            f"s = {against(rates[0], -0.5)}",
             abs(rates[0] + 0.5) <= 0.1,
         ),
         Claim(
@@ -165,43 +166,59 @@ def figure(trials: Trials) -> Figure:
     for i, one in enumerate(flows):
         times, distance = np.asarray(one.result["times"]), np.median(np.asarray(one.result["distance"]), axis=1)
         shade = str(0.8 - 0.8 * i / (len(flows) - 1))
-        axes[1, 0].plot(times, distance, "o-", color=shade, markersize=3, label=f"$m={widths[i]}$")
-    axes[1, 0].set(yscale="log", title=r"$W_2(\mu_{t,m},\mu_t)$, median over seeds", xlabel="mean-field time $t$")
+        axes[1, 0].plot(times, distance, "o-", color=shade, label=f"${widths[i]}$")
+    axes[1, 0].set(title="median over the seeds", xlabel="mean-field time $t$", ylabel=r"$W_2(\mu_{t,m},\mu_t)$")
     axes[1, 0].set_xscale("symlog", linthresh=float(times[1]))
+    shown = 10.0 ** np.arange(math.ceil(math.log10(times[1])), math.log10(times[-1]) + 0.1)
+    axes[1, 0].set_xticks([0, *shown], ["0", *(f"{at:g}" for at in shown)])
     axes[1, 0].set_xlim(left=0)
-    axes[1, 0].legend(ncols=2)
+    axes[1, 0].legend(title="width $m$", loc="center left", bbox_to_anchor=(1, 0.5), handlelength=1)
     distance = flows.column("distance")
     for values, colour, label in (
-        (distance.max(1), BLUE, r"sup$_t\,W_2(\mu_{t,m},\mu_t)$"),
-        (distance[:, 0], ORANGE, r"$W_2(\mu_{0,m},\mu_0)$"),
+        (distance.max(1), BLUE, r"largest over $t$"),
+        (distance[:, 0], ORANGE, r"at $t=0$"),
     ):
-        axes[1, 1].loglog(widths, np.median(values, 1), "o-", color=colour, label=label)
-        axes[1, 1].fill_between(widths, values.min(1), values.max(1), color=colour, alpha=0.2, linewidth=0)
+        axes[1, 1].plot(widths, np.median(values, 1), "o-", color=colour, label=label)
+        low, high = np.quantile(values, [0.25, 0.75], axis=1)
+        axes[1, 1].fill_between(widths, low, high, color=colour, alpha=0.2, linewidth=0)
     line = np.median(distance.max(1)[0]) * (widths / widths[0]) ** -0.5
-    axes[1, 1].loglog(widths, line, ":", color=BLACK, label="$m^{-1/2}$")
-    axes[1, 1].set(title="against the width", xlabel="$m$")
-    axes[1, 1].legend()
+    axes[1, 1].plot(widths, line, ":", color=BLACK, label="$m^{-1/2}$")
+    axes[1, 1].fill_between([], [], [], color="0.5", alpha=0.3, lw=0, label="quartiles of the seeds")
+    axes[1, 1].set_xscale("log", base=2)
+    axes[1, 1].set(title="median over the seeds", xlabel="width $m$", ylabel=r"$W_2(\mu_{t,m},\mu_t)$")
+    axes[1, 1].legend(loc="lower left")
+    for axis in axes[1]:
+        axis.set_yscale("log")
+        axis.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+        axis.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+        axis.yaxis.set_minor_formatter(NullFormatter())
+        axis.set_ylim(bottom=axis.get_ylim()[0] / (1 if axis is axes[1, 0] else 2))
     return canvas
 
 
 def _potential(axis: Axes, trials: Trials) -> None:
     for one, colour, marker in zip(trials, (BLUE, ORANGE), ("o", "x"), strict=True):
         dim = int(one.params["dim"])
-        axis.plot(ANGLES, dim * np.asarray(one.result["exact"]), color=colour, linewidth=1)
-        axis.plot(ANGLES, dim * np.asarray(one.result["measured"]), marker, color=colour, label=f"$d={dim}$")
-    axis.set(title=r"$d\cdot k(w,w')$, ReLU and uniform $\rho$ (line: exact)", xlabel="angle$(w,w')$")
+        axis.plot(ANGLES, dim * np.asarray(one.result["exact"]), color=colour, linewidth=0.8)
+        axis.plot(ANGLES, dim * np.asarray(one.result["measured"]), marker, color=colour, ms=3, label=f"$d={dim}$")
+    axis.plot([], [], color="0.3", linewidth=0.8, label="closed form")
+    axis.set(title=r"uniform inputs, ReLU", xlabel="angle between $w$ and $w'$", ylabel=r"potential $d\cdot k(w,w')$")
     axis.set_xticks([0, math.pi / 2, math.pi], ["0", r"$\pi/2$", r"$\pi$"])
     axis.legend()
 
 
 def _particles(axis: Axes, result: Result) -> None:
     """Draw |a|b of the m particles as dots, and of the limit as curves of many particles."""
-    for name, size, alpha in (("reference", 2.0, 0.45), ("particles", 28.0, 1.0)):
+    for name, size, alpha in (("reference", 1.0, 0.45), ("particles", 14.0, 1.0)):
         w = np.asarray(result[name])
         x, y = (np.abs(w[:, :1]) * w[:, 1:]).T
         colours = np.where(w[:, 0] > 0, RED, BLUE).tolist()
-        axis.scatter(x, y, s=size, c=colours, alpha=alpha, edgecolor="white" if size > 9 else "none", linewidth=0.5)
-    axis.set(title=rf"$|a|b$ at the end: $m={DRAWN}$ (dots), wide (curves)", aspect="equal")
+        axis.scatter(x, y, s=size, c=colours, alpha=alpha, edgecolor="white" if size > 9 else "none", linewidth=0.4)
+    for colour, sign in ((RED, ">"), (BLUE, "<")):
+        axis.plot([], [], "o", color=colour, label=f"$m={DRAWN}$, $a{sign}0$")
+    axis.plot([], [], color="0.4", lw=0.8, label="wide reference")
+    axis.set(title="particles $|a|b$ at the end", aspect="equal", xlabel="first coordinate", ylabel="second coordinate")
+    axis.legend(loc="center left", bbox_to_anchor=(1, 0.5))
 
 
 EXPERIMENT = Experiment(
@@ -209,9 +226,10 @@ EXPERIMENT = Experiment(
     source="Chizat 2020, talk, mean-field dynamic; interacting particles",
     title="Wide nets follow the Wasserstein gradient flow",
     caption=(
-        "A wide network can be described by the distribution of its neurons, which moves like a fluid. Networks"
-        " of finite width follow this limit, with an error of about one over the square root of the width at all"
-        " times."
+        "A wide network can be described by the distribution of its neurons, which moves like a fluid under forces that"
+        " are given by a potential (top left). Networks of finite width m follow this limit, at a Wasserstein distance"
+        " W₂ of about one over the square root of the width at all times (bottom; the bands are the quartiles"
+        " of the seeds)."
     ),
     cost={"quick": "6 s on two cores", "paper": "80 s on two cores"},
     grid=grid,

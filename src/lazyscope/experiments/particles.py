@@ -6,16 +6,18 @@ import math
 
 import numpy as np
 import torch
+from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
+from matplotlib.patches import Patch
 from matplotlib.ticker import NullFormatter, ScalarFormatter
 from torch import Tensor
 
 from lazyscope.flow.descent import log_spaced
 from lazyscope.flow.particle import particle_flow
 from lazyscope.lab.experiment import Claim, Experiment, Params, Result, Trial, Trials
-from lazyscope.lab.style import BLACK, BLUE, GREEN, ORANGE, PURPLE, RED, panels
+from lazyscope.lab.style import BLUE, GREEN, ORANGE, PURPLE, RED, legend_below, panels
 from lazyscope.problem.population import PopulationTeacher, student
 
 PLANE = {"dim": 2, "teacher": 5, "lr": 1.0}
@@ -192,23 +194,29 @@ def figure(trials: Trials) -> Figure:
     for name, colour in zip(PARTIAL, (PURPLE, GREEN), strict=True):
         lost = trials.where(start=name)[0].result
         risk = np.asarray(lost["risk"])
-        drawn = axes[1, 0].loglog(lost["times"], np.maximum(risk / risk[0], 1e-16), "--", color=colour, linewidth=0.9)
+        drawn = axes[1, 0].loglog(lost["times"], np.maximum(risk / risk[0], 1e-16), "--", color=colour, linewidth=0.7)
         drawn[0].set_label(f"$m=100$, {PARTIAL[name]}")
-    axes[1, 0].legend(fontsize="small")
+    axes[1, 0].set_ylim(bottom=1e-13)  # room for the legend
+    axes[1, 0].legend(loc="lower left")
     space = Trials(t for t in trials if t.params["dim"] != 2)
     _widths(axes[1, 1], space)
     for trial_ in space:
         risk, shade = np.asarray(trial_.result["risk"]), np.log(float(trial_.params["width"]))
         colour = str(0.85 - 0.85 * shade / np.log(float(space[-1].params["width"])))
         axes[1, 2].loglog(trial_.result["times"], np.median(risk, 1), color=colour, label=f"{trial_.params['width']}")
-    axes[1, 2].legend(title="$m$", ncols=2)
-    axes[1, 2].set(title=f"$d={space[0].params['dim']}$: median risk", xlabel="mean-field time $t$")
-    marks = [
+    axes[1, 2].legend(title="width $m$", ncols=2, loc="lower left")
+    axes[1, 2].set(title=f"$d={space[0].params['dim']}$, median over the seeds", xlabel="mean-field time $t$")
+    axes[1, 2].set_ylabel("risk")
+    axes[0, 0].set_ylabel("second coordinate of $|a|b$")
+    marks: list[Artist] = [
         Line2D([], [], color=RED, marker="o", label="neuron $|a_i|b_i$ with $a_i>0$"),
         Line2D([], [], color=BLUE, marker="o", label="with $a_i<0$"),
-        Line2D([], [], color=BLACK, linestyle="--", label="neurons of the optimal predictor"),
+        Line2D([], [], color=RED, linestyle="--", label="optimal neuron with $a>0$"),
+        Line2D([], [], color=BLUE, linestyle="--", label="with $a<0$"),
+        Line2D([], [], color="0.3", linestyle="--", alpha=0.35, label="opposite direction (equivalent)"),
+        Patch(color="0.5", alpha=0.3, lw=0, label="least to largest over the seeds"),
     ]
-    canvas.legend(handles=marks, loc="outside lower center", ncols=3)
+    legend_below(canvas, marks, columns=3)
     return canvas
 
 
@@ -218,26 +226,28 @@ def _neurons(axis: Axes, trial: Trial) -> None:
     paths, signs = np.asarray(result["paths"]), np.asarray(result["signs"])
     reach = 1.1 * float(np.abs(paths).max())
     for j, sign in enumerate(signs):
-        axis.plot(*paths[:, j].T, color=colours[int(sign)], linewidth=0.8, alpha=0.7)
+        axis.plot(*paths[:, j].T, color=colours[int(sign)], linewidth=0.7, alpha=0.7)
     for sign, colour in colours.items():
-        axis.plot(*paths[-1, signs == sign].T, "o", color=colour, markeredgecolor="white", markersize=6, zorder=4)
+        axis.plot(
+            *paths[-1, signs == sign].T, "o", color=colour, markeredgecolor="white", markersize=4, mew=0.4, zorder=4
+        )
     for direction, sign in zip(np.asarray(result["teacher"]), np.asarray(result["teacher_signs"]), strict=True):
         for end, alpha in ((2 * reach, 1.0), (-2 * reach, 0.35)):  # on the other side it differs by a linear function
             x, y = np.outer(direction, [0, end])
-            axis.plot(x, y, "--", color=colours[int(sign)], linewidth=1.2, alpha=alpha, zorder=1)
+            axis.plot(x, y, "--", color=colours[int(sign)], linewidth=0.8, alpha=alpha, zorder=1)
     axis.set(xlim=(-reach, reach), ylim=(-reach, reach), aspect="equal")
-    axis.set_title(f"{trial.params['width']} neurons: final/initial risk {left(trial)[DRAWN]:.0e}", loc="center")
-    axis.axis("off")
+    axis.set(title=f"$m={trial.params['width']}$, risk/initial: {left(trial)[DRAWN]:.0e}", xlabel="first coordinate")
+    axis.locator_params(nbins=5)
+    axis.grid(visible=False)
 
 
 def _times(axis: Axes, plane: Trials) -> None:
     for trial_, colour in zip(plane, (RED, ORANGE, BLUE), strict=True):
         risk = np.asarray(trial_.result["risk"])
-        drawn = axis.loglog(trial_.result["times"], np.maximum(risk / risk[0], 1e-16), color=colour, linewidth=0.9)
+        drawn = axis.loglog(trial_.result["times"], np.maximum(risk / risk[0], 1e-16), color=colour, linewidth=0.7)
         drawn[0].set_label(f"$m={trial_.params['width']}$")
-    axis.axhline(REACHED, color="0.5", linestyle=":", linewidth=1)
-    axis.set(title="plane: risk/initial risk, every seed", xlabel="mean-field time $t$")
-    axis.legend()
+    axis.axhline(REACHED, color="0.5", linestyle=":", linewidth=0.8)
+    axis.set(title="$d=2$, every seed", xlabel="mean-field time $t$", ylabel="risk / initial risk")
 
 
 def _widths(axis: Axes, space: Trials) -> None:
@@ -246,8 +256,8 @@ def _widths(axis: Axes, space: Trials) -> None:
         ends = [np.atleast_2d(np.asarray(t.result[name]))[-1] for t in space]
         axis.loglog(widths, [np.median(e) for e in ends], "o-", color=colour, label=label)
         axis.fill_between(widths, [e.min() for e in ends], [e.max() for e in ends], color=colour, alpha=0.2, lw=0)
-    axis.axvline(int(first["teacher"]), color="0.5", linestyle=":", linewidth=1.2)
-    axis.set(title=f"$d={first['dim']}$, {first['teacher']} teacher neurons: final risk", xlabel="$m$")
+    axis.axvline(int(first["teacher"]), color="0.5", linestyle=":", linewidth=0.8)
+    axis.set(title=f"$d={first['dim']}$, {first['teacher']} teacher neurons", xlabel="width $m$", ylabel="final risk")
     axis.xaxis.set_major_formatter(ScalarFormatter())
     axis.xaxis.set_minor_formatter(NullFormatter())
     axis.set_xticks(widths)
@@ -261,7 +271,7 @@ EXPERIMENT = Experiment(
     caption=(
         "Each particle is a neuron that moves by gradient descent. With as many neurons as the teacher has,"
         " training often gets stuck; with many more, it reaches the best possible value from every start that was"
-        " tried."
+        " tried, unlike fixed features (bottom middle; the bands reach from the least to the largest over the seeds)."
     ),
     cost={"quick": "8 s on two cores", "paper": "4 min on two cores"},
     grid=grid,

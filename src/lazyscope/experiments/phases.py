@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import torch
 from matplotlib.figure import Figure
+from matplotlib.ticker import NullFormatter
 from torch import nn
 
 from lazyscope.data.digits import digits
@@ -254,9 +255,17 @@ def figure(trials: Trials) -> Figure:
     for axis, (case, words) in zip(axes[0], CASES.items(), strict=True):
         one = diagram(trials, case, _seeds(trials)[0])
         colours = paint(axis, one, FEATURE_GAP)
-        legend(axis, one, FEATURE_GAP)
         axis.set(title=words)
-    page.colorbar(colours, ax=axes[0, 2], label="distance from the tangent model", extend="both")
+        axis.yaxis.set_minor_formatter(NullFormatter())
+        axis.lines[-1].set_markersize(2 * axis.lines[-1].get_markersize() / 3)  # the star, in a small panel
+    legend(axis, one, FEATURE_GAP)  # of the last panel, which has all kinds of lines, moved below the three panels
+    own = axis.get_legend()
+    texts = [text.get_text() for text in own.get_texts()]
+    own.remove()
+    own.legend_handles[-1].set_markersize(6)
+    page.legend(own.legend_handles, texts, loc="outside lower center", ncols=4)
+    bar = page.colorbar(colours, ax=axes, extend="both", fraction=0.05)
+    bar.set_label("distance from the\ntangent model")
     return page
 
 
@@ -266,8 +275,8 @@ EXPERIMENT = Experiment(
     title="Phase diagrams: where training is lazy, where it learns features, and where it is stable",
     caption=(
         "Models are trained for many values of two quantities, such as scale and width, and coloured by how"
-        " far they leave their tangent model. The criterion of laziness, computed at the start, predicts where"
-        " the colour changes."
+        " far they leave their tangent model (grey: training diverged). The criterion of laziness, computed at the"
+        " start, predicts where the colour changes."
     ),
     cost={"quick": "8 s on two cores", "paper": "10 min on two cores"},
     grid=grid,

@@ -12,15 +12,17 @@ import math
 
 import numpy as np
 import torch
+from matplotlib.artist import Artist
 from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
 from torch import Tensor
 from torch.nn.functional import normalize
 
 from lazyscope.flow.ode import gradient_flow
 from lazyscope.flow.tangent import tangent_flow
 from lazyscope.lab.experiment import Claim, Experiment, Params, Result, Trials
-from lazyscope.lab.fit import exponent
-from lazyscope.lab.style import BLUE, GREEN, ORANGE, RED, panels
+from lazyscope.lab.fit import against, exponent
+from lazyscope.lab.style import BLUE, GREEN, ORANGE, RED, legend_below, panels
 from lazyscope.loss import Logistic, Loss, Square, Welsch
 from lazyscope.model.two_layer import TwoLayer
 
@@ -152,7 +154,7 @@ def claims(trials: Trials) -> list[Claim]:
             said = (
                 "halves move in opposite directions: quadratic terms cancel" if case == "symmetrised" else source[name]
             )
-            shown = f"s = {measured:.4f}, {measured - expected:+.4f} from {expected:g}"
+            shown = f"s = {against(measured, expected, 4)}"
             text = f"{case}: {words[name]} ∝ α^s, s = {expected:g} ± {band:g}"
             found.append(Claim(text, said, shown, abs(measured - expected) <= band))
     shares = {case: float(np.median(trials.where(case=case).column("concave"))) for case in cases(trials)}
@@ -169,19 +171,23 @@ def claims(trials: Trials) -> list[Claim]:
 
 
 def figure(trials: Trials) -> Figure:
-    """Draw one panel for each case."""
+    """Draw one panel for each case, with the fitted slopes."""
     shown = cases(trials)
-    page, axes = panels(1, len(shown), width=3.3, height=3.4)
-    for axis, case in zip(axes[0], shown, strict=True):
-        for name, (label, _, _, colour) in QUANTITIES.items():
+    page, axes = panels(2, math.ceil(len(shown) / 2), width=3.3, height=2.3)
+    marks: list[Artist] = [Line2D([], [], color=c, marker="o", label=text) for text, _, _, c in QUANTITIES.values()]
+    for axis, case in zip(axes.flat, shown, strict=False):
+        for name, (_, _, _, colour) in QUANTITIES.items():
             alphas, values = medians(trials, case, name)
-            axis.plot(
-                alphas, values, "-o", color=colour, markersize=3, label=f"{label}: {slope(trials, case, name):.2f}"
-            )
-        axis.set(xscale="log", yscale="log", title=case, xlabel=r"$\alpha$")
-        axis.set_ylim(bottom=axis.get_ylim()[0] / 1e3)  # room for the legend
-        axis.legend(fontsize="small", title="slope", title_fontsize="small", loc="lower left")
-    axes[0, 0].set(ylabel=r"sup over $t\leq T$, median over seeds")
+            axis.plot(alphas, values, "-o", color=colour, label=f"${slope(trials, case, name):.2f}$")
+        axis.set(xscale="log", yscale="log", title=case.replace("T", "$t\\leq T$").replace("all t", "all $t$"))
+        axis.set(xlabel=r"scale $\alpha$")
+        axis.set_ylim(bottom=axis.get_ylim()[0] / 1e2)  # room for the legend
+        axis.legend(title="slope", loc="lower left", ncols=4, handlelength=0.6, columnspacing=0.8, alignment="left")
+    for axis in axes.flat[len(shown) :]:
+        axis.set_visible(False)
+    for axis in axes[:, 0]:
+        axis.set_ylabel("largest value over $t$")
+    legend_below(page, marks)
     return page
 
 
@@ -190,8 +196,9 @@ EXPERIMENT = Experiment(
     source="Chizat, Oyallon, Bach 2019, Theorems 2.2 and 2.4; supplement, Proposition A.1",
     title="The gradient flow approaches the tangent flow as α grows",
     caption=(
-        "As the scale α grows, a network and its tangent model become closer during training. The slopes of these"
-        " lines in logarithmic axes are the rates of the theorems."
+        "As the scale α grows, a network w and its tangent model w̄ become closer during training, in their weights and"
+        " in their outputs. The slopes of these lines in logarithmic axes, medians over the seeds, are the rates of the"
+        " theorems."
     ),
     cost={"quick": "5 s on two cores", "paper": "2 min on two cores"},
     grid=grid,

@@ -23,7 +23,7 @@ from matplotlib.figure import Figure
 from torch import Tensor
 
 from lazyscope.lab.experiment import Claim, Experiment, Params, Result, Trials
-from lazyscope.lab.fit import exponent
+from lazyscope.lab.fit import against, exponent
 from lazyscope.lab.style import BLUE, GREEN, ORANGE, PURPLE, RED, panels
 from lazyscope.model.base import Model
 from lazyscope.model.two_layer import TwoLayer
@@ -165,14 +165,14 @@ def claims(trials: Trials) -> list[Claim]:
     found = []
     for law, series, power, band, words, source in expected:
         measured = slope(trials, law, series)
-        text = f"s = {measured:.4f}, {measured - power:+.4f} from {power:g}"
+        text = f"s = {against(measured, power, 4)}"
         found.append(Claim(f"{words}^s, s = {power:g} ± {band:g}", source, text, abs(measured - power) <= band))
     plain, rest = slope(trials, "m", "1"), float(trials.column("rest").max())
     found += [
         Claim(
             "two layers, α(m) = 1: the talk leaves out the term m^-½, and its exponent -1 is off by at least 0.4",
             "talk: κ ≍ (mα(m))⁻¹; §1.2: E κ ≲ m^-½ + (mα(m))⁻¹",
-            f"s = {plain:.3f}, {plain + 1:+.3f} from -1",
+            f"s = {against(plain, -1)}",
             plain + 1 >= 0.4,
         ),
         Claim("every search for ‖D²h‖ converged", "", f"residuals ≤ {rest:.0e}", rest <= TOLERANCE),
@@ -192,13 +192,17 @@ def _said(scaling: str) -> str:
 
 def figure(trials: Trials) -> Figure:
     """Draw three panels in log-log scale, with the fitted slopes."""
-    page, axes = panels(1, 3, width=3.6, height=3.2)
+    page, axes = panels(1, 3, width=3.6, height=3.9)
     _draw(axes[0, 0], trials, "α", {"h": r"$\alpha h$"})
     _draw(axes[0, 1], trials, "λ", {str(q): f"{q} layers" for q in LAYERS})
     _draw(axes[0, 2], trials, "m", {k: k if k == LE_CUN else rf"$\alpha(m)=${k}" for k in SCALINGS})
     axes[0, 0].set(title="scaled models", xlabel=r"scale $\alpha$", ylabel=r"$\kappa$")
-    axes[0, 1].set(title="homogeneous nets at $\\lambda w_0$", xlabel=r"$\lambda$")
-    axes[0, 2].set(title="wide nets", xlabel=r"width $m$")
+    axes[0, 1].set(
+        title="homogeneous nets", xlabel=r"scale $\lambda$ of the weights", ylabel=r"$\kappa$ at $\lambda w_0$"
+    )
+    axes[0, 2].set(title="wide nets", xlabel=r"width $m$", ylabel=r"$\kappa$")
+    axes[0, 2].set_ylim(bottom=axes[0, 2].get_ylim()[0] / 300)  # room for the legend
+    axes[0, 1].set_ylim(bottom=axes[0, 1].get_ylim()[0] / 30)
     return page
 
 
@@ -207,9 +211,9 @@ def _draw(axis: Axes, trials: Trials, law: str, labels: dict[str, str]) -> None:
         some, name = chosen(trials, law, series)
         axis.plot(some.column("value"), some.column(name), ".", color=colour, markersize=3, alpha=0.35)
         values, kappa = medians(trials, law, series)
-        axis.plot(values, kappa, "-", color=colour, label=f"{label}: slope {slope(trials, law, series):.2f}")
+        axis.plot(values, kappa, "-", color=colour, label=f"{label}: ${slope(trials, law, series):.2f}$")
     axis.set(xscale="log", yscale="log")
-    axis.legend()
+    axis.legend(loc="lower left", title="slope", alignment="left")
 
 
 EXPERIMENT = Experiment(
@@ -219,7 +223,7 @@ EXPERIMENT = Experiment(
     caption=(
         "The number κ, computed at the initialisation, says whether training will be lazy: it is if κ is far"
         " below 1. The panels show how κ changes with the scale of the outputs, the scale of the weights, and the"
-        " width."
+        " width; each dot is one network, and the lines are medians."
     ),
     cost={"quick": "10 s on two cores", "paper": "2 min on two cores"},
     grid=grid,

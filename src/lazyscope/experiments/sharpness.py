@@ -273,8 +273,8 @@ def figure(trials: Trials) -> Figure:
         gap, quotient = np.asarray(found["gap"]), np.asarray(found["quotient"])
         shown = gap > 1e-11
         axes[0, 1].loglog(gap[shown], quotient[shown], color=colour, label=rf"$\lambda={penalty:g}$")
-    axes[0, 1].axvline(SUBLEVEL, color="0.5", linestyle=":", linewidth=1)
-    axes[0, 1].set(title="along descent from 100 particles", xlabel="$J-J^*$")
+    axes[0, 1].axvline(SUBLEVEL, color="0.5", linestyle=":", linewidth=0.8)
+    axes[0, 1].set(title="descent, 100 particles", xlabel="gap $J-J^*$", ylabel="(gradient norm)² / gap")
     axes[0, 1].legend()
     _phases(axes[0, 2], trials.where(kind="phase", step=STEP))
     return canvas
@@ -284,10 +284,10 @@ def _cloud(axis: Axes, trials: Trials) -> None:
     for penalty, colour in COLOURS.items():
         for trial_ in trials.where(kind="random", penalty=penalty):
             gap, quotient = (np.asarray(trial_.result[name]) for name in ("gap", "quotient"))
-            axis.loglog(gap, quotient, ".", color=colour, markersize=2.5, alpha=0.5)
+            axis.loglog(gap, quotient, ".", color=colour, markersize=1.2, alpha=0.5)
         axis.loglog([], [], ".", color=colour, label=rf"$\lambda={penalty:g}$")
-    axis.axvline(SUBLEVEL, color="0.5", linestyle=":", linewidth=1)
-    axis.set(title="random measures: gradient norm² / gap", xlabel="$J-J^*$")
+    axis.axvline(SUBLEVEL, color="0.5", linestyle=":", linewidth=0.8)
+    axis.set(title="random measures", xlabel="gap $J-J^*$", ylabel="(gradient norm)² / gap")
     axis.legend()
 
 
@@ -301,9 +301,9 @@ def _phases(axis: Axes, runs: Trials) -> None:
     axis.set_xticks(range(len(ratios)), [f"{r:g}" for r in ratios])
     axis.set_yticks(range(len(widths)), [str(m) for m in widths])
     axis.grid(visible=False)
-    axis.set(title="share of starts that reach the minimum", xlabel=r"$\beta/\alpha$", ylabel="particles $m$")
+    axis.set(title="random starts", xlabel=r"ratio of steps $\beta/\alpha$", ylabel="particles $m$")
     assert axis.figure is not None
-    axis.figure.colorbar(drawn, ax=axis)
+    axis.figure.colorbar(drawn, ax=axis, label="share that reaches the minimum")
 
 
 EXPERIMENT = Experiment(
@@ -311,8 +311,9 @@ EXPERIMENT = Experiment(
     source="Chizat 2020, talk, sharpness inequality and quantitative global convergence",
     title="The sharpness inequality near the minimiser, and which starts reach it",
     caption=(
-        "Particles are fitted to a measure by gradient descent on their positions and weights. Near the"
-        " minimum the gradient controls the gap, which gives the rate of convergence that is measured."
+        "Particles are fitted to a measure by gradient descent on their positions (steps β) and weights (steps α), with"
+        " a penalty λ. Near the minimum, left of the dotted line, the gradient controls the gap if λ > 0, which gives"
+        " the rate of convergence that is measured; more particles reach the minimum from more starts (right)."
     ),
     cost={"quick": "8 s on two cores", "paper": "4 min on two cores"},
     grid=grid,

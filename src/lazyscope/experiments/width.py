@@ -9,14 +9,16 @@ from __future__ import annotations
 
 import numpy as np
 import torch
+from matplotlib.artist import Artist
 from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
 from torch import Tensor
 
 from lazyscope._typing import Params as Weights
 from lazyscope.flow.descent import gradient_descent
 from lazyscope.flow.tangent import tangent_flow
 from lazyscope.lab.experiment import Claim, Experiment, Params, Result, Trials
-from lazyscope.lab.style import BLACK, RED, panels
+from lazyscope.lab.style import BLACK, RED, legend_below, panels
 from lazyscope.loss import Square
 from lazyscope.model.two_layer import TwoLayer
 from lazyscope.problem.teacher import Teacher
@@ -105,21 +107,28 @@ def figure(trials: Trials) -> Figure:
     """Draw the test loss against m, and its ratio to that of the tangent model, with one dot per seed."""
     canvas, axes = panels(columns=2, width=4.2, height=3.4)
     widths = np.unique(trials.column("width"))
-    tops = []
+    tops: list[float] = []
+    marks: list[Artist] = []
     for power, label, colour in ((LAZY, r"$\alpha=1/\sqrt{m}$", BLACK), (ACTIVE, r"$\alpha=1/m$", "0.55")):
         groups = [trials.where(power=power, width=int(width)) for width in widths]
         values = np.stack([group.column("test") for group in groups])
-        axes[0, 0].plot(widths, values, "o", color=colour, markersize=2, zorder=3)
-        axes[0, 0].plot(widths, values.mean(1), color=colour, linewidth=2.6, label=label)
+        axes[0, 0].plot(widths, values, "o", color=colour, markersize=1.8, zorder=3)
+        axes[0, 0].plot(widths, values.mean(1), color=colour)
         tops.append(values[widths >= 4].max())  # nets narrower than the teacher may leave the plot
         ratios = values / np.stack([group.column("tangent") for group in groups])
-        axes[0, 1].plot(widths, ratios, "o", color=colour, markersize=2, zorder=3)
-        axes[0, 1].plot(widths, np.median(ratios, axis=1), color=colour, linewidth=2.6, label=label)
-    axes[0, 1].axhline(1, color=RED, linestyle="--", linewidth=1.2)
-    axes[0, 1].annotate("lazy", (widths[-1], 1.01), color=RED, ha="right", va="bottom")
-    axes[0, 0].set(xscale="log", xlabel="$m$", ylabel="test loss", ylim=(0, 1.15 * max(tops)))
-    axes[0, 1].set(xscale="log", xlabel="$m$", ylabel="test loss / tangent model's", ylim=(0, 1.15))
-    axes[0, 0].legend(loc="upper center")
+        axes[0, 1].plot(widths, ratios, "o", color=colour, markersize=1.8, zorder=3)
+        axes[0, 1].plot(widths, np.median(ratios, axis=1), color=colour)
+        marks.append(Line2D([], [], color=colour, label=label))
+    axes[0, 1].axhline(1, color=RED, linestyle="--", label="tangent model")
+    axes[0, 1].legend(loc="upper left", bbox_to_anchor=(0, 0.86))
+    axes[0, 0].set(title="mean over the seeds", ylabel="test loss", ylim=(0, 1.15 * max(tops)))
+    axes[0, 1].set(title="median over the seeds", ylabel="test loss, relative to\nthat of the tangent model")
+    axes[0, 1].set(ylim=(0, 1.15))
+    for axis in axes[0]:
+        axis.set_xscale("log", base=2)
+        axis.set(xlabel="width $m$")
+    marks.append(Line2D([], [], marker="o", color="0.3", linestyle="", markersize=1.8, label="one seed"))
+    legend_below(canvas, marks)
     return canvas
 
 
@@ -174,8 +183,9 @@ EXPERIMENT = Experiment(
     source="Chizat, Oyallon, Bach 2019, Figure 2(a)",
     title="More neurons: lazy with 1/√m, not with 1/m",
     caption=(
-        "More neurons do not make a network lazy by themselves. They do when the output is divided by the square"
-        " root of the width, where the test loss grows, but not when it is divided by the width."
+        "More neurons do not make a network lazy by themselves: they do when the output is divided by the square"
+        " root of the width m, where the test loss grows towards that of the tangent model, but not when it is divided"
+        " by m. Each dot is one seed; the lines are means (left) and medians (right) over the seeds."
     ),
     cost={"quick": "10 s on two cores", "paper": "5 min on a GPU, hours on two cores"},
     grid=grid,

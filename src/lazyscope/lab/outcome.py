@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import io
 import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any, TypeVar
-
-from matplotlib.figure import Figure
 
 from lazyscope.errors import StoreError
 from lazyscope.lab import disk
@@ -17,7 +14,7 @@ from lazyscope.lab.experiment import Claim, Experiment, Trials
 from lazyscope.lab.failure import one_line, part
 from lazyscope.lab.seal import checksum
 from lazyscope.lab.store import Record
-from lazyscope.lab.style import style
+from lazyscope.lab.style import drawn, style
 
 T = TypeVar("T")
 
@@ -178,11 +175,13 @@ class View:
         experiment: The experiment.
         scale: One of `SCALES`.
         records: The stored trials, in the order of the grid.
+        style: The style of the figure, one of `lazyscope.lab.style.STYLES`.
     """
 
     experiment: Experiment
     scale: str
     records: Sequence[Record]
+    style: str = "print"
 
     def outcome(self) -> Outcome:
         """Draw the figure and check the claims.
@@ -193,12 +192,12 @@ class View:
             The outcome, which is not saved yet.
         """
         experiment, trials = self.experiment, Trials(record.trial for record in self.records)
-        with part("figure"), style():
+        with part("figure"), style(self.style):
             figure = experiment.figure(trials)
             if engine := figure.get_layout_engine():
                 engine.execute(figure)
                 figure.set_layout_engine(None)  # with an engine, even "none", everything is drawn twice
-            png, svg = _draw(figure, "png"), _draw(figure, "svg")
+            png, svg = drawn(figure, "png"), drawn(figure, "svg")
         with part("claims"):
             judged = [asdict(claim) for claim in experiment.claims(trials)]
             claims = tuple(_made(Claim, {**claim, "holds": bool(claim["holds"])}) for claim in judged)
@@ -223,10 +222,3 @@ def _runs(records: Sequence[Record]) -> tuple[Run, ...]:
     params = [record.trial.params for record in records]
     varied = {name for point in params for name in point if any(other.get(name) != point[name] for other in params)}
     return tuple(Run.of(r, varied) for r in records if all(name in r.trial.result for name in _COSTS))
-
-
-def _draw(figure: Figure, form: str) -> bytes:
-    """Return the content of the figure as a file without a date, so that equal figures give equal files."""
-    content = io.BytesIO()
-    figure.savefig(content, format=form, metadata={"Date": None} if form == "svg" else {"Software": None})
-    return content.getvalue()

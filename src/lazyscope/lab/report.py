@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import re
 import warnings
 from collections.abc import Iterable
 from pathlib import Path
@@ -22,7 +23,7 @@ from lazyscope.lab.story import by_publication
 _LARGEST_SVG = 400_000  # bytes; a larger SVG (thousands of paths) is replaced by the PNG, which is smaller and faster
 
 
-def refresh(experiments: Iterable[Experiment], store: Store) -> list[ExperimentError]:
+def refresh(experiments: Iterable[Experiment], store: Store, style: str = "print") -> list[ExperimentError]:
     """Redraw the figures and recheck the claims of all experiments whose trials are completely stored.
 
     The code of a figure or a claim may have changed since it was last drawn or checked. Trials that were computed by an
@@ -31,6 +32,7 @@ def refresh(experiments: Iterable[Experiment], store: Store) -> list[ExperimentE
     Args:
         experiments: The experiments to refresh. Those without stored trials are skipped.
         store: The store that contains the trials.
+        style: The style of the figures, one of `lazyscope.lab.style.STYLES`.
 
     Returns:
         The errors of the experiments that failed. The other experiments are refreshed.
@@ -41,7 +43,7 @@ def refresh(experiments: Iterable[Experiment], store: Store) -> list[ExperimentE
             try:
                 for scale in SCALES:
                     if all(record is not None for record in records(experiment, scale, store)):
-                        evaluate(experiment, scale, store)
+                        evaluate(experiment, scale, store, style)
             except ExperimentError as error:
                 failures.append(error)
             except LazyscopeError:
@@ -70,6 +72,7 @@ def write_report(root: Path) -> Path:
         loader=PackageLoader("lazyscope", "lab"), autoescape=True, undefined=StrictUndefined, trim_blocks=True
     )
     environment.filters["picture"] = _picture
+    environment.filters["width"] = _width
     environment.filters["duration"] = duration
     path = root / "index.html"
     disk.write(path, environment.get_template("report.html.jinja").render(outcomes=outcomes, papers=papers).encode())
@@ -84,6 +87,12 @@ def _load(path: Path) -> Outcome | None:
         if aside is not None:
             warnings.warn(f"{error}", DamagedFile, stacklevel=3)
         return None
+
+
+def _width(outcome: Outcome) -> str:
+    """Return the width of the figure on the page, at which type of 8 pt in print is as large as the text around it."""
+    inches = re.search(rb'<svg [^>]*width="([\d.]+)pt"', outcome.svg)
+    return f"{100 * float(inches[1]) / 72 / 6.75:.0f}%" if inches else "auto"
 
 
 def _picture(outcome: Outcome) -> str:

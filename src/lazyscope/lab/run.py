@@ -34,6 +34,7 @@ def run(
     *,
     device: torch.device,
     executor: Executor = here,
+    style: str = "print",
     progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> Outcome:
     """Run the trials of an experiment that are not stored, then draw the figure and check the claims.
@@ -46,6 +47,7 @@ def run(
         store: The store for the trials.
         device: The device on which the trials run.
         executor: The executor that runs the trials. By default they run sequentially in this process.
+        style: The style of the figure, one of `lazyscope.lab.style.STYLES`.
         progress: A function that is called with the number of stored trials and the number of all trials.
 
     Returns:
@@ -56,7 +58,13 @@ def run(
         StoreError: If the store cannot be written.
     """
     (ended,) = run_all(
-        [experiment], scale, store, device=device, executor=executor, progress=lambda _, *now: progress(*now)
+        [experiment],
+        scale,
+        store,
+        device=device,
+        executor=executor,
+        style=style,
+        progress=lambda _, *now: progress(*now),
     )
     if isinstance(ended, ExperimentError):
         raise ended
@@ -70,6 +78,7 @@ def run_all(
     *,
     device: torch.device,
     executor: Executor = here,
+    style: str = "print",
     progress: Callable[[Experiment, int, int], None] = lambda experiment, done, total: None,
     ended: Callable[[Experiment, Outcome | ExperimentError], None] = lambda experiment, outcome: None,
 ) -> list[Outcome | ExperimentError]:
@@ -85,6 +94,7 @@ def run_all(
         store: The store for the trials.
         device: The device on which the trials run.
         executor: The executor that runs the trials. By default they run sequentially in this process.
+        style: The style of the figure, one of `lazyscope.lab.style.STYLES`.
         progress: A function that is called with an experiment, the number of its stored trials and the number of all
             its trials.
         ended: A function that is called with an experiment and its outcome or error, as soon as it has one.
@@ -96,7 +106,7 @@ def run_all(
         StoreError: If the store cannot be written.
     """
     sweeps = [[experiment] for experiment in experiments] if executor is here else [list(experiments)]
-    return [one for sweep in sweeps for one in _sweep(sweep, scale, store, device, executor, progress, ended)]
+    return [one for sweep in sweeps for one in _sweep(sweep, scale, store, device, executor, style, progress, ended)]
 
 
 def _sweep(
@@ -105,10 +115,11 @@ def _sweep(
     store: Store,
     device: torch.device,
     executor: Executor,
+    style: str,
     progress: Callable[[Experiment, int, int], None],
     ended: Callable[[Experiment, Outcome | ExperimentError], None],
 ) -> list[Outcome | ExperimentError]:
-    plans = [_Plan(experiment, scale, store, device) for experiment in experiments]
+    plans = [_Plan(experiment, scale, store, device, style) for experiment in experiments]
     tasks = {plan.key: plan.tasks for plan in plans}  # an experiment that is given twice is run once
     drawing: dict[tuple[str, ...], _Drawing] = {}
     told: set[tuple[str, ...]] = set()
@@ -144,8 +155,8 @@ def _sweep(
 class _Plan:
     """The tasks of one experiment that remain, and its failures, including an invalid declaration."""
 
-    def __init__(self, experiment: Experiment, scale: str, store: Store, device: torch.device) -> None:
-        self.experiment, self.scale, self._store = experiment, scale, store
+    def __init__(self, experiment: Experiment, scale: str, store: Store, device: torch.device, style: str) -> None:
+        self.experiment, self.scale, self._store, self._style = experiment, scale, store, style
         self.points: list[Params] = []
         self.tasks: list[Task] = []
         self._refused: ExperimentError | None = None
@@ -223,7 +234,7 @@ class _Plan:
             raise failed(self.experiment.name, "trial", errors, self._store.root, where)
         if self._refused is not None:
             raise self._refused
-        return _view(self.experiment, self.scale, self._store, self.code, self.setting)
+        return _view(self.experiment, self.scale, self._store, self.code, self.setting, self._style)
 
 
 class _Drawing:
@@ -275,13 +286,14 @@ class _Drawing:
         return self._view.outcome()
 
 
-def evaluate(experiment: Experiment, scale: str, store: Store) -> Outcome:
+def evaluate(experiment: Experiment, scale: str, store: Store, style: str = "print") -> Outcome:
     """Draw the figure and check the claims from stored trials, without running any trials.
 
     Args:
         experiment: The experiment.
         scale: One of `SCALES`.
         store: The store that contains the trials.
+        style: The style of the figure, one of `lazyscope.lab.style.STYLES`.
 
     Returns:
         The outcome, which is also saved in the store.
@@ -289,7 +301,7 @@ def evaluate(experiment: Experiment, scale: str, store: Store) -> Outcome:
     Raises:
         ExperimentError: If trials are missing, or the figure or the claims fail.
     """
-    view = _view(experiment, scale, store, fingerprint(experiment), setting(experiment))
+    view = _view(experiment, scale, store, fingerprint(experiment), setting(experiment), style)
     basis = _basis(view, _drawing(experiment))
     try:
         made = replace(view.outcome(), basis=basis, code=source_hash(experiment))
@@ -313,7 +325,7 @@ def records(experiment: Experiment, scale: str, store: Store) -> list[Record | N
     return _records(experiment, scale, store, fingerprint(experiment), setting(experiment))
 
 
-def _view(experiment: Experiment, scale: str, store: Store, code: str, besides: str) -> View:
+def _view(experiment: Experiment, scale: str, store: Store, code: str, besides: str, style: str) -> View:
     found = _records(experiment, scale, store, code, besides)
     complete = [record for record in found if record is not None]
     if len(complete) < len(found):
@@ -321,7 +333,7 @@ def _view(experiment: Experiment, scale: str, store: Store, code: str, besides: 
             f"{len(found) - len(complete)} of {len(found)} trials of '{experiment.name}' are not stored in "
             f"{store.root}; run `lazyscope reproduce {experiment.name} --scale {scale}`."
         )
-    return View(experiment, scale, complete)
+    return View(experiment, scale, complete, style)
 
 
 def _records(experiment: Experiment, scale: str, store: Store, code: str, besides: str) -> list[Record | None]:
@@ -339,7 +351,7 @@ def _drawing(experiment: Experiment) -> str:
 def _basis(view: View, drawing: str) -> str:
     """Return a hash of everything that an outcome depends on, or "" if that is unknown."""
     experiment = view.experiment
-    words = [drawing, mpl.__version__, experiment.source, experiment.title, experiment.caption]
+    words = [drawing, mpl.__version__, view.style, experiment.source, experiment.title, experiment.caption]
     texts = words + [record.checksum for record in view.records]
     return hashlib.sha256("\n".join(texts).encode()).hexdigest()[:32] if drawing else ""
 
