@@ -101,7 +101,7 @@ def test_leaky_activations_are_sums_of_closed_forms(alpha: float, c: float, left
 
 
 # ── precision, blocks and symmetry ─────────────────────────────────────────────────────────────────────────────────
-@pytest.mark.parametrize("name", ["vgg", "attention", "tied attention", "strides", "dilation"])
+@pytest.mark.parametrize("name", ["vgg", "attention", "tied attention", "strides", "dilation", "norm after an average"])
 def test_blocks_and_pairs(name: str) -> None:
     make, inputs = MODULES[name]
     net, x = make(8).double(), inputs()
@@ -112,7 +112,7 @@ def test_blocks_and_pairs(name: str) -> None:
     torch.testing.assert_close(limit_kernel(net, x[:2], x[1:], variances=variance), whole[:2, 1:], rtol=1e-11, atol=0)
 
 
-@pytest.mark.parametrize("name", ["vgg", "strides", "resnet", "pre-norm"])
+@pytest.mark.parametrize("name", ["vgg", "strides", "resnet", "pre-norm", "norm after activations"])
 def test_float32(name: str) -> None:
     make, inputs = MODULES[name]
     x = torch.cat([inputs(), -inputs()[:1], inputs()[:1], 2 * inputs()[:1]]).float()
@@ -135,6 +135,19 @@ def test_gradients() -> None:
     net = nn.Sequential(nn.Conv1d(1, 8, 2), nn.ReLU(), nn.Conv1d(8, 8, 2), nn.GELU(), nn.Flatten(), nn.Linear(8, 1))
     x = normal(2, 1, 3).requires_grad_()
     assert torch.autograd.gradcheck(lambda z: limit_kernel(net.double(), z[:1], z[1:]), (x,))
+
+
+def test_close_inputs_of_a_norm_after_a_kink() -> None:
+    net = nn.Sequential(
+        nn.Linear(3, 8), nn.ReLU(), nn.LayerNorm(8, eps=0.0), nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 1)
+    )
+    x, step = normal(2, 3), normal(3, seed=3)
+    angles = []
+    for size in (1e-6, 1e-9):
+        x[1] = x[0] + size * step
+        kernel = limit_kernel(net.double(), x, variances=lambda _, w: 2 / w[0].numel() if w.ndim > 1 else 0.0)
+        angles.append(float(1 - kernel[0, 1] / kernel.diagonal().prod().sqrt()) / size)
+    assert math.isclose(*angles, rel_tol=1e-4)  # the kernel falls linearly, as the angle does
 
 
 # ── variances and parametrisations ─────────────────────────────────────────────────────────────────────────────────
@@ -206,6 +219,13 @@ class Gated(nn.Module):
         return out
 
 
+class NormedPair(Gated):
+    def forward(self, x: Tensor) -> Tensor:
+        both = torch.cat([self.one(x).relu(), self.two(x).relu()], dim=1)
+        out: Tensor = self.out(nn.functional.layer_norm(both, (16,))[:, :8])
+        return out
+
+
 class Scaled(Attention):
     def forward(self, x: Tensor) -> Tensor:
         x = self.start(x)[:, None]
@@ -244,6 +264,7 @@ REFUSED: dict[str, tuple[nn.Module, Tensor, type[LazyscopeError], str]] = {
         OperationError,
         "each group",
     ),
+    "norm of a concatenation": (NormedPair(), normal(2, 3), OperationError, "normalise each of them first"),
     "inputs": (mlp(), torch.full((2, 3), math.nan), InputError, "NaN"),
 }
 

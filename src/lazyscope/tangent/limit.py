@@ -51,7 +51,7 @@ def limit_kernel(
     channels; `Embedding` as the first layer; parameters that are added, such as embeddings of positions; ReLU, leaky
     ReLU, abs, erf, sin and cos in closed form; GELU, tanh, sigmoid, SiLU and softplus by Hermite series, with a
     relative error below 10⁻¹⁰; average pooling, means and sums over positions; reshapes, flattening, transposing and
-    slices; residual sums; concatenation of channels; products with numbers; `LayerNorm` over the channels; batch
+    slices; residual sums; concatenation of channels; products with numbers; `LayerNorm` over the channels, before or after an activation; batch
     normalisation in evaluation mode with the moments of its initialisation. Dropout is replaced by its expectation, the
     identity. Softmax attention is computed with logits q·k/d instead of q·k/√d, where d is the size of a head, as in
     Hron et al. (2020): pass `scale=1/d` to `scaled_dot_product_attention`. Then attention weights converge to those of
