@@ -19,8 +19,10 @@ from torch.nn.functional import scaled_dot_product_attention
 from lazyscope.errors import InputError, LazyscopeError, ModelError, OperationError
 from lazyscope.model.base import Model
 from lazyscope.tangent import limit_kernel, limit_kernel_convolution, limit_kernel_dense, tangent_kernel
+from lazyscope.tangent.limit import _read
 from lazyscope.tangent.limit_covariance import Covariance
 from lazyscope.tangent.limit_duals import DUALS, Kinked
+from lazyscope.tangent.limit_stack import convolution_stack
 
 
 def mlp(width: int = 16) -> nn.Module:
@@ -45,6 +47,28 @@ def test_dense_and_convolutional_stacks() -> None:
         options = {"pooled": pooled, "weight_variance": 1.6, "bias_variance": 0.1}
         expected = limit_kernel_convolution(images / math.sqrt(2), depth=3, **options)
         torch.testing.assert_close(kernel, expected, rtol=1e-13, atol=0)
+
+
+def test_stacks_for_the_gpu_program_are_recognised() -> None:
+    """The network that the program computes is the module's, and others are not taken for it."""
+    images = normal(3, 2, 5, 4)
+
+    def net(stride: int = 1, end: nn.Module | None = None) -> nn.Module:
+        layers = nn.Conv2d(2, 6, 3, padding=1), nn.ReLU(), nn.Conv2d(6, 8, 3, stride, padding=1), end or nn.ReLU()
+        return nn.Sequential(*layers, nn.Flatten(), nn.Linear(160 if stride == 1 else 48, 1)).double()
+
+    def recognised(module: nn.Module, parametrisation: Any = "ntk") -> Any:
+        graph, sites = _read(module, images, "default", parametrisation)
+        return convolution_stack(graph, sites)
+
+    found = recognised(net())
+    assert found is not None
+    for kind in ("ntk", "nngp"):
+        expected = limit_kernel(net(), images, kind=kind)
+        torch.testing.assert_close(limit_kernel_convolution(images, kind=kind, **found.options), expected)
+    assert recognised(net(), "standard") is None
+    assert recognised(net(stride=2)) is None
+    assert recognised(net(end=nn.GELU())) is None
 
 
 # ── activations ────────────────────────────────────────────────────────────────────────────────────────────────────

@@ -15,12 +15,15 @@ from lazyscope.ambient import without_autocast
 from lazyscope.errors import InputError, ModelError
 from lazyscope.memory import Memory, default_memory, parse_memory
 from lazyscope.model.base import Model
+from lazyscope.model.increment.fused import on_gpu
 from lazyscope.model.inputs import check_inputs
+from lazyscope.tangent.limit_convolution import fusible, limit_kernel_convolution
 from lazyscope.tangent.limit_dense import NUMBERS, Kind
 from lazyscope.tangent.limit_field import Field
 from lazyscope.tangent.limit_graph import LINEAR, LimitGraph, refused, shape
 from lazyscope.tangent.limit_rules import dual_of, interpret
 from lazyscope.tangent.limit_run import Run, Site
+from lazyscope.tangent.limit_stack import convolution_stack
 from lazyscope.tangent.limit_variances import Variances, variance_of
 from lazyscope.tangent.pairwise import DEFAULT, by_slices
 
@@ -225,6 +228,12 @@ class _Kernel:
         second = first if x2 is None else self._evaluated(x2)
         kernels = [each for side in (first, second) for each in side.values()]
         dtype, device = shape_dtype(self._graph), kernels[0].device
+        stack = convolution_stack(self._graph, self._sites) if on_gpu(kernels[0]) else None
+        if stack is not None and fusible(kernels, stack.options["kernel_size"]):
+            images = first[stack.inputs], None if x2 is None else second[stack.inputs]
+            return limit_kernel_convolution(
+                *images, kind="ntk" if self._tangent else "nngp", memory=memory, **stack.options
+            )
         bound = parse_memory(memory) or default_memory(device, DEFAULT)
         itemsize = 8 if self._wide else dtype.itemsize
         side = math.isqrt(bound // (NUMBERS * self._numbers() * itemsize))
