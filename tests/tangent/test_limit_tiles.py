@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -31,8 +32,8 @@ def test_tiles_are_the_kernel_in_memory(tmp_path: Path) -> None:
     x, path = normal(11, 2, 4, 4), tmp_path / "K.zarr"
     seen: list[tuple[int, int]] = []
 
-    def write(net: nn.Module, **options: object) -> KernelTiles:
-        given = {"kind": "nngp", "variances": variance, "tile": 4, **options}
+    def write(net: nn.Module, **options: Any) -> KernelTiles:
+        given: dict[str, Any] = {"kind": "nngp", "variances": variance, "tile": 4, **options}
         return ls.limit_kernel_to_zarr(net, x, path, progress=lambda *so_far: seen.append(so_far), **given)
 
     tiles = write(small())

@@ -81,6 +81,9 @@ SETTINGS = {
 
 def grid(scale: str) -> list[Params]:
     """List the kernels with their numbers of training and test images, and finite nets of several widths."""
+    depths: tuple[int, ...]
+    sizes: tuple[int, ...]
+    widths: tuple[int, ...]
     if scale == "paper":
         name, every = "CIFAR-10", {"images": 50_000, "tests": 10_000}
         depths, sizes, pooled, tests = (3, 4, 6, 11, 21), (160, 320, 640, 1280), 14, 1000

@@ -166,7 +166,8 @@ def _solve(kernel: Float[Tensor, "N N"], right: Float64[Tensor, "N m"], shift: f
     def residual(found: Float64[Tensor, "N m"]) -> Float64[Tensor, "m"]:
         """Multiply by rows of the kernel, so that there is no second copy of it."""
         parts = (_rows(kernel, part) @ found for part in _parts(len(kernel)))
-        return (right - torch.cat(list(parts)) - shift * found).norm(dim=0) / norms
+        result: Tensor = (right - torch.cat(list(parts)) - shift * found).norm(dim=0) / norms
+        return result
 
     factor = _symmetric(kernel, shift)
     torch.linalg.cholesky_ex(factor, out=(factor, failed := torch.empty(0, dtype=torch.int32, device=factor.device)))
@@ -341,7 +342,8 @@ class Regression:
                 "The fit was made from a kernel, not from a model; pass the kernel between the new points and those of"
                 f" the fit, of shape (n', {', '.join(map(str, own.shape[1:]))})."
             )
-        return kernel
+        result: Tensor = kernel
+        return result
 
     def _times(self, kernel: Tensor) -> Float64[Tensor, "rows k_sets"]:
         """Multiply a kernel with the coefficients, in float64: the terms of the sum cancel."""
