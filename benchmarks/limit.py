@@ -11,6 +11,10 @@ older version of JAX, so that it runs in its own environment, where only NumPy i
 `neural_tangents_constants.py`):
 
     nt/bin/python benchmarks/limit.py --peer
+
+With --device cuda, a second table has the GPU program for flattened readouts, for each precision of its products and
+number of warps: the error near x = ±x' and elsewhere, and the time of an entry. --cifar adds kernels and ridgeless
+regression for random images in the numbers of CIFAR-10, or for CIFAR-10 itself where it is found.
 """
 
 from __future__ import annotations
@@ -29,6 +33,9 @@ CASES: dict[str, tuple[tuple[int, ...], int]] = {
     "pooled": ((20, 1, 10, 10), 2),
 }
 """The shape of the inputs and the number of hidden layers."""
+
+
+KINDS: tuple[Any, ...] = ("ntk", "nngp")
 
 
 def inputs(name: str) -> np.ndarray:
@@ -84,6 +91,82 @@ def ours(device: str, repeats: int, threads: int) -> None:
         _row("lazyscope", name, wall, cores, f"{error:.0e}")
 
 
+def pairs(count: int = 48) -> Any:
+    """Images with nearly and exactly parallel ones: x, -x, 2x, x + 10⁻ᵏz, and an image that is half black."""
+    import torch
+
+    x = torch.from_numpy(np.random.default_rng(1).standard_normal((count, 3, 32, 32)).astype(np.float32))
+    x[1], x[2], x[3, :, :16] = -x[0], 2 * x[0], 0
+    for k in range(1, 8):
+        x[3 + k] = x[0] + 10.0**-k * x[3 + k]
+        x[10 + k] = -x[0] + 10.0**-k * x[10 + k]
+    return x
+
+
+def program(repeats: int) -> None:
+    """Print the errors and times of the GPU program for six layers."""
+    import torch
+
+    from lazyscope.tangent.limit_convolution import limit_kernel_convolution
+    from lazyscope.tangent.limit_dense import stack
+    from lazyscope.tangent.triton_limit import pair_kernel
+
+    layers, few = stack(6, 2.0, 0.0, None, None), pairs()
+    exact = {kind: limit_kernel_convolution(few.double(), depth=6, kind=kind, weight_variance=2.0) for kind in KINDS}
+    x = torch.from_numpy(np.random.default_rng(0).standard_normal((2000, 3, 32, 32)).astype(np.float32)).cuda()
+    print(f"\n{'products':12}{'warps':>6}{'ntk error':>12}{'nngp error':>12}{'µs an entry':>14}")
+    for precision in ("ieee", "tf32x3"):
+        for warps in (2, 4, 8, 16):
+            errors = []
+            for kind in KINDS:
+                found = pair_kernel(few.cuda(), few.cuda(), layers, 3, kind, precision, warps).cpu().double()
+                errors.append(float((found - exact[kind]).abs().max() / exact[kind].abs().max()))
+
+            def compute(precision: str = precision, warps: int = warps) -> None:
+                pair_kernel(x, x, layers, 3, "ntk", precision, warps)
+                torch.cuda.synchronize()
+
+            wall = timed(compute, repeats)[0]
+            print(
+                f"{precision:12}{warps:6}{errors[0]:12.1e}{errors[1]:12.1e}{1e6 * wall / len(x) ** 2:14.4f}", flush=True
+            )
+
+
+def cifar(device: str, count: int, tests: int) -> None:
+    """Print the times of both kernels of six layers and of ridgeless regression."""
+    import torch
+
+    from lazyscope.data import cifar10
+    from lazyscope.errors import DataError
+    from lazyscope.tangent import kernel_regression, limit_kernel_convolution
+
+    try:
+        seen, unseen = (cifar10.images(side).to(device) for side in ("train", "test"))
+        x, y, new, labels = seen.normalised(), seen.labels, unseen.normalised(), unseen.labels
+        x, y, new, labels = x[:count], y[:count], new[:tests], labels[:tests]
+    except DataError:
+        random = torch.Generator().manual_seed(0)
+        x, new = (torch.randn(n, 3, 32, 32, generator=random).to(device) for n in (count, tests))
+        y, labels = (torch.arange(n, device=device) % 10 for n in (count, tests))
+        print("\nCIFAR-10 was not found; random images are used.")
+
+    def now() -> float:
+        if x.is_cuda:
+            torch.cuda.synchronize()
+        return time.perf_counter()
+
+    start = now()
+    kernel = limit_kernel_convolution(x, depth=6, weight_variance=2.0)
+    first = now()
+    cross = limit_kernel_convolution(new, x, depth=6, weight_variance=2.0)
+    second = now()
+    accuracy = kernel_regression(kernel, None, y).accuracy(cross, labels)
+    third = now()
+    peak = torch.cuda.max_memory_allocated() / 1e9 if x.is_cuda else float("nan")
+    print(f"\n{len(x)} and {len(new)} images: kernel {first - start:.1f} s, test kernel {second - first:.1f} s,")
+    print(f"solve {third - second:.1f} s, together {third - start:.1f} s; accuracy {accuracy:.2%}, peak {peak:.1f} GB")
+
+
 def theirs(repeats: int) -> None:
     """Print the rows of neural-tangents."""
     import jax
@@ -118,10 +201,17 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--peer", action="store_true", help="only the rows of neural-tangents")
+    parser.add_argument(
+        "--cifar", nargs=2, type=int, metavar=("TRAIN", "TEST"), help="numbers of images to fit and test"
+    )
     options = parser.parse_args()
     print(f"{'library':18}{'network':18}{'best':>12}{'cpu time':>12}{'error':>10}")
     if not options.peer:
         ours(options.device, options.repeats, options.threads)
+        if options.device == "cuda":
+            program(options.repeats)
+        if options.cifar:
+            cifar(options.device, *options.cifar)
     if options.peer or importlib.util.find_spec("neural_tangents") is not None:
         theirs(options.repeats)
 

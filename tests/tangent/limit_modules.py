@@ -128,6 +128,27 @@ def normed(width: int) -> nn.Module:
     return nn.Sequential(nn.Linear(3, width), nn.LayerNorm(width), nn.ReLU(), nn.Linear(width, 1))
 
 
+def post_norm(width: int) -> nn.Module:
+    layers: list[nn.Module] = [nn.Linear(3, width), nn.ReLU(), nn.LayerNorm(width)]
+    for each in (nn.GELU(), nn.LeakyReLU(2.0)):
+        layers += [nn.Linear(width, width), each, nn.LayerNorm(width)]
+    return nn.Sequential(*layers, nn.Linear(width, 1))
+
+
+class PooledNorm(nn.Module):
+    """Layer normalisation of a negative average of activations, and of a residual sum."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.conv, self.inner, self.out = nn.Conv1d(2, width, 2), nn.Linear(width, width), nn.Linear(width, 1)
+        self.one, self.two = nn.LayerNorm(width), nn.LayerNorm(width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = -self.conv(x).relu().mean(2)
+        out: Tensor = self.out(self.two(self.inner(self.one(x)) - x))
+        return out
+
+
 def strided(width: int) -> nn.Module:
     return nn.Sequential(
         nn.Conv2d(2, width, 3, stride=2, padding=2),
@@ -177,6 +198,8 @@ MODULES: dict[str, tuple[Callable[[int], nn.Module], Callable[[], Tensor]]] = {
         lambda width: nn.Sequential(nn.Linear(3, width), nn.LayerNorm(width), nn.ReLU(), nn.Linear(width, 1)),
         points,
     ),
+    "norm after activations": (post_norm, points),
+    "norm after an average": (PooledNorm, lambda: normal(3, 2, 5)),
     "attention": (Attention, lambda: normal(3, 5, 3)),
     "tied attention": (lambda width: Attention(width, tied=True, causal=True), lambda: normal(3, 5, 3)),
     "strides": (strided, images),

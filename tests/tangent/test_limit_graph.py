@@ -19,8 +19,10 @@ from torch.nn.functional import scaled_dot_product_attention
 from lazyscope.errors import InputError, LazyscopeError, ModelError, OperationError
 from lazyscope.model.base import Model
 from lazyscope.tangent import limit_kernel, limit_kernel_convolution, limit_kernel_dense, tangent_kernel
+from lazyscope.tangent.limit import _read
 from lazyscope.tangent.limit_covariance import Covariance
 from lazyscope.tangent.limit_duals import DUALS, Kinked
+from lazyscope.tangent.limit_stack import convolution_stack
 
 
 def mlp(width: int = 16) -> nn.Module:
@@ -45,6 +47,28 @@ def test_dense_and_convolutional_stacks() -> None:
         options = {"pooled": pooled, "weight_variance": 1.6, "bias_variance": 0.1}
         expected = limit_kernel_convolution(images / math.sqrt(2), depth=3, **options)
         torch.testing.assert_close(kernel, expected, rtol=1e-13, atol=0)
+
+
+def test_stacks_for_the_gpu_program_are_recognised() -> None:
+    """The network that the program computes is the module's, and others are not taken for it."""
+    images = normal(3, 2, 5, 4)
+
+    def net(stride: int = 1, end: nn.Module | None = None) -> nn.Module:
+        layers = nn.Conv2d(2, 6, 3, padding=1), nn.ReLU(), nn.Conv2d(6, 8, 3, stride, padding=1), end or nn.ReLU()
+        return nn.Sequential(*layers, nn.Flatten(), nn.Linear(160 if stride == 1 else 48, 1)).double()
+
+    def recognised(module: nn.Module, parametrisation: Any = "ntk") -> Any:
+        graph, sites = _read(module, images, "default", parametrisation)
+        return convolution_stack(graph, sites)
+
+    found = recognised(net())
+    assert found is not None
+    for kind in ("ntk", "nngp"):
+        expected = limit_kernel(net(), images, kind=kind)
+        torch.testing.assert_close(limit_kernel_convolution(images, kind=kind, **found.options), expected)
+    assert recognised(net(), "standard") is None
+    assert recognised(net(stride=2)) is None
+    assert recognised(net(end=nn.GELU())) is None
 
 
 # ── activations ────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -101,7 +125,7 @@ def test_leaky_activations_are_sums_of_closed_forms(alpha: float, c: float, left
 
 
 # ── precision, blocks and symmetry ─────────────────────────────────────────────────────────────────────────────────
-@pytest.mark.parametrize("name", ["vgg", "attention", "tied attention", "strides", "dilation"])
+@pytest.mark.parametrize("name", ["vgg", "attention", "tied attention", "strides", "dilation", "norm after an average"])
 def test_blocks_and_pairs(name: str) -> None:
     make, inputs = MODULES[name]
     net, x = make(8).double(), inputs()
@@ -112,7 +136,7 @@ def test_blocks_and_pairs(name: str) -> None:
     torch.testing.assert_close(limit_kernel(net, x[:2], x[1:], variances=variance), whole[:2, 1:], rtol=1e-11, atol=0)
 
 
-@pytest.mark.parametrize("name", ["vgg", "strides", "resnet", "pre-norm"])
+@pytest.mark.parametrize("name", ["vgg", "strides", "resnet", "pre-norm", "norm after activations"])
 def test_float32(name: str) -> None:
     make, inputs = MODULES[name]
     x = torch.cat([inputs(), -inputs()[:1], inputs()[:1], 2 * inputs()[:1]]).float()
@@ -135,6 +159,19 @@ def test_gradients() -> None:
     net = nn.Sequential(nn.Conv1d(1, 8, 2), nn.ReLU(), nn.Conv1d(8, 8, 2), nn.GELU(), nn.Flatten(), nn.Linear(8, 1))
     x = normal(2, 1, 3).requires_grad_()
     assert torch.autograd.gradcheck(lambda z: limit_kernel(net.double(), z[:1], z[1:]), (x,))
+
+
+def test_close_inputs_of_a_norm_after_a_kink() -> None:
+    net = nn.Sequential(
+        nn.Linear(3, 8), nn.ReLU(), nn.LayerNorm(8, eps=0.0), nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 1)
+    )
+    x, step = normal(2, 3), normal(3, seed=3)
+    angles = []
+    for size in (1e-6, 1e-9):
+        x[1] = x[0] + size * step
+        kernel = limit_kernel(net.double(), x, variances=lambda _, w: 2 / w[0].numel() if w.ndim > 1 else 0.0)
+        angles.append(float(1 - kernel[0, 1] / kernel.diagonal().prod().sqrt()) / size)
+    assert math.isclose(*angles, rel_tol=1e-4)  # the kernel falls linearly, as the angle does
 
 
 # ── variances and parametrisations ─────────────────────────────────────────────────────────────────────────────────
@@ -206,6 +243,13 @@ class Gated(nn.Module):
         return out
 
 
+class NormedPair(Gated):
+    def forward(self, x: Tensor) -> Tensor:
+        both = torch.cat([self.one(x).relu(), self.two(x).relu()], dim=1)
+        out: Tensor = self.out(nn.functional.layer_norm(both, (16,))[:, :8])
+        return out
+
+
 class Scaled(Attention):
     def forward(self, x: Tensor) -> Tensor:
         x = self.start(x)[:, None]
@@ -244,6 +288,7 @@ REFUSED: dict[str, tuple[nn.Module, Tensor, type[LazyscopeError], str]] = {
         OperationError,
         "each group",
     ),
+    "norm of a concatenation": (NormedPair(), normal(2, 3), OperationError, "normalise each of them first"),
     "inputs": (mlp(), torch.full((2, 3), math.nan), InputError, "NaN"),
 }
 

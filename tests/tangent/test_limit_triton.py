@@ -5,10 +5,17 @@ Without a GPU, this file is also a script for Triton's interpreter: TRITON_INTER
 
 from __future__ import annotations
 
+import ast
+import os
+import subprocess
+import sys
+from pathlib import Path
+
 import pytest
 import torch
 from tests.tangent.wide import normal
 
+import lazyscope
 from lazyscope.tangent import limit_kernel_convolution
 from lazyscope.tangent.limit_dense import Kind, stack
 
@@ -32,13 +39,36 @@ def error(kind: Kind, height: int, width: int, size: int, bias: float, device: s
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.parametrize("precision", ["ieee", "tf32x3"])
 @pytest.mark.parametrize("kind", ["ntk", "nngp"])
 @pytest.mark.parametrize("case", CASES)
-def test_pairs_of_images(kind: Kind, case: tuple[int, int, int, float]) -> None:
+def test_pairs_of_images(kind: Kind, case: tuple[int, int, int, float], precision: str) -> None:
     pytest.importorskip("triton")
-    assert error(kind, *case, "cuda", "tf32x3") < 1e-6
+    assert error(kind, *case, "cuda", precision) < 1e-6
+
+
+def test_interpreted() -> None:
+    pytest.importorskip("triton")
+    command = [sys.executable, "-W", "ignore", "-m", "tests.tangent.test_limit_triton"]
+    found = subprocess.run(command, env={**os.environ, "TRITON_INTERPRET": "1"}, capture_output=True, check=True)
+    errors = [float(word) for word in found.stdout.split()]
+    assert len(errors) == 2 * len(CASES)
+    assert max(errors) < 2e-7
+
+
+def test_programs_are_not_type_checked() -> None:
+    """The import hook of jaxtyping would wrap them, and the compiler would not find the functions that they call."""
+    found = 0
+    for path in Path(lazyscope.__file__).parent.rglob("triton_*.py"):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.FunctionDef):
+                names = [ast.unparse(each) for each in node.decorator_list]
+                if any("triton.jit" in name for name in names):
+                    found += 1
+                    assert "no_type_check" in names, f"{path.name}: {node.name}"
+    assert found > 10
 
 
 if __name__ == "__main__":
     for case in CASES:
-        print(case, *(error(kind, *case, "cpu", "ieee") for kind in ("ntk", "nngp")))
+        print(*(error(kind, *case, "cpu", "ieee") for kind in ("ntk", "nngp")))

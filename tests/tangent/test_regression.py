@@ -123,6 +123,34 @@ def test_a_singular_kernel_is_interpolated_with_the_smallest_norm() -> None:
         _ = fit.leave_one_out
 
 
+def test_accuracy_and_shifted_labels() -> None:
+    """Labels 0.9 and -0.1 give the same classes as one-hot labels."""
+    random = torch.Generator().manual_seed(0)
+    x, new = (torch.randn(n, 4, generator=random, dtype=torch.float64) for n in (60, 20))
+    classes, labels = x[:, :3].argmax(1), new[:, :3].argmax(1)
+    kernel, cross = x @ x.T + (x @ x.T) ** 3, new @ x.T + (new @ x.T) ** 3
+    kernel = kernel + 1e-9 * torch.randn(60, 60, generator=random, dtype=torch.float64)  # symmetric to rounding only
+    for ridge in (0.0, 1e-3):
+        fit = ls.kernel_regression(kernel.float(), None, classes, ridge=ridge)
+        shifted = ls.kernel_regression(kernel.float(), None, nn.functional.one_hot(classes, 3) - 0.1, ridge=ridge)
+        assert torch.equal(fit.predict(cross).argmax(1), shifted.predict(cross).argmax(1))
+        expected = float((fit.predict(cross).argmax(1) == labels).double().mean())
+        assert fit.accuracy(cross, labels) == shifted.accuracy(cross, labels.numpy()) == expected
+        assert expected > 0.5
+    with pytest.raises(InputError, match="class indices"):
+        fit.accuracy(cross, labels.double())
+
+
+def test_the_kernel_is_converted_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    kernel = ls.tangent_kernel(network(), points(), outputs="trace")
+    whole = ls.kernel_regression(kernel, None, targets(), ridge=0.1)
+    before = kernel.clone()
+    monkeypatch.setattr("lazyscope.tangent.regression._PART", 3)
+    parts = ls.kernel_regression(kernel, None, targets(), ridge=0.1)
+    torch.testing.assert_close(parts.predict(kernel), whole.predict(kernel), rtol=1e-12, atol=1e-12)
+    assert torch.equal(kernel, before), "the factorisation in place does not change the kernel of the caller"
+
+
 @pytest.mark.parametrize("ridge", [-1.0, math.nan, math.inf])
 def test_misuse_is_refused_with_a_remedy(ridge: float) -> None:
     with pytest.raises(InputError, match="non-negative, finite"):

@@ -89,7 +89,7 @@ def test_what_is_there_is_kept_and_what_is_missing_is_made(tmp_path: Path, monke
     assert seen == [(9, 10), (10, 10)]
     assert np.array_equal(again[...], whole)
     assert list(path.rglob("*.partial")) == [young], "it may have a writer that lives"
-    monkeypatch.setattr("lazyscope.tangent.tiles.tangent_kernel", None)  # nothing may be computed a second time
+    monkeypatch.setattr("lazyscope.tangent.source.tangent_kernel", None)  # nothing may be computed a second time
     tangent_kernel_to_zarr(small(), points(), path, tile=6)
 
 

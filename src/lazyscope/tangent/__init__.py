@@ -5,6 +5,7 @@ from lazyscope.tangent.kernel import tangent_kernel
 from lazyscope.tangent.limit import limit_kernel
 from lazyscope.tangent.limit_convolution import limit_kernel_convolution
 from lazyscope.tangent.limit_dense import limit_kernel_dense
+from lazyscope.tangent.limit_tiles import limit_kernel_to_zarr
 from lazyscope.tangent.operator import TangentOperator
 from lazyscope.tangent.regression import Regression, kernel_regression
 from lazyscope.tangent.spectrum import Spectrum, layer_spectra, spectrum
@@ -21,6 +22,7 @@ __all__ = [
     "limit_kernel",
     "limit_kernel_convolution",
     "limit_kernel_dense",
+    "limit_kernel_to_zarr",
     "open_tangent_kernel",
     "spectrum",
     "tangent_kernel",

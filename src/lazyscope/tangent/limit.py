@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
-from typing import Literal, TypeAlias
+from typing import Literal, TypeAlias, TypedDict
 
 import torch
 from jaxtyping import Float
@@ -15,18 +15,29 @@ from lazyscope.ambient import without_autocast
 from lazyscope.errors import InputError, ModelError
 from lazyscope.memory import Memory, default_memory, parse_memory
 from lazyscope.model.base import Model
+from lazyscope.model.increment.fused import on_gpu
 from lazyscope.model.inputs import check_inputs
+from lazyscope.tangent.limit_convolution import fusible, limit_kernel_convolution
 from lazyscope.tangent.limit_dense import NUMBERS, Kind
 from lazyscope.tangent.limit_field import Field
 from lazyscope.tangent.limit_graph import LINEAR, LimitGraph, refused, shape
 from lazyscope.tangent.limit_rules import dual_of, interpret
 from lazyscope.tangent.limit_run import Run, Site
+from lazyscope.tangent.limit_stack import convolution_stack
 from lazyscope.tangent.limit_variances import Variances, variance_of
 from lazyscope.tangent.pairwise import DEFAULT, by_slices
 
 aten = torch.ops.aten
 
 Parametrisation: TypeAlias = Literal["ntk", "standard"]
+
+
+class LimitOptions(TypedDict):
+    """What determines a limit kernel in addition to the module and the inputs."""
+
+    kind: Kind
+    variances: Variances
+    parametrisation: Parametrisation
 
 
 @without_autocast
@@ -51,12 +62,12 @@ def limit_kernel(
     channels; `Embedding` as the first layer; parameters that are added, such as embeddings of positions; ReLU, leaky
     ReLU, abs, erf, sin and cos in closed form; GELU, tanh, sigmoid, SiLU and softplus by Hermite series, with a
     relative error below 10⁻¹⁰; average pooling, means and sums over positions; reshapes, flattening, transposing and
-    slices; residual sums; concatenation of channels; products with numbers; `LayerNorm` over the channels; batch
-    normalisation in evaluation mode with the moments of its initialisation. Dropout is replaced by its expectation, the
-    identity. Softmax attention is computed with logits q·k/d instead of q·k/√d, where d is the size of a head, as in
-    Hron et al. (2020): pass `scale=1/d` to `scaled_dot_product_attention`. Then attention weights converge to those of
-    constant logits if queries and keys have different weights, and to those of the covariance of the queries if both
-    are the same tensor; gradients through the logits vanish.
+    slices; residual sums; concatenation of channels; products with numbers; `LayerNorm` over the channels, before or
+    after an activation; batch normalisation in evaluation mode with the moments of its initialisation. Dropout is
+    replaced by its expectation, the identity. Softmax attention is computed with logits q·k/d instead of q·k/√d, where
+    d is the size of a head, as in Hron et al. (2020): pass `scale=1/d` to `scaled_dot_product_attention`. Then
+    attention weights converge to those of constant logits if queries and keys have different weights, and to those of
+    the covariance of the queries if both are the same tensor; gradients through the logits vanish.
 
     Other operations are refused, and so are weights that are used more than once, outputs that are activations, and
     activations of inputs that are not normal, such as an activation after another one.
@@ -105,15 +116,37 @@ def limit_kernel(
     """
     if kind not in ("ntk", "nngp") or parametrisation not in ("ntk", "standard"):
         raise InputError('kind must be "ntk" or "nngp", and parametrisation "ntk" or "standard"; choose one of them.')
-    module = net if isinstance(net, nn.Module) else None
-    model = net if isinstance(net, Model) else Model(_without_dropout(net))
     for x in (x1,) if x2 is None else (x1, x2):
         check_inputs(x)
+    graph, sites = _read(net, x1, variances, parametrisation)
+    return _Kernel(graph, sites, kind == "ntk").compute(x1, x2, memory)
+
+
+def limit_signature(net: nn.Module | Model, x: Inputs, options: LimitOptions) -> str:
+    """Describe everything that a limit kernel depends on, except the inputs: operations and variances.
+
+    Args:
+        net: The module.
+        x: Inputs of the module.
+        options: The options of `limit_kernel`.
+
+    Returns:
+        A text that differs for different kernels.
+    """
+    graph, sites = _read(net, x, options["variances"], options["parametrisation"])
+    lines = [f"{node.name} {node.target} {node.args} {node.kwargs} {sites.get(node)}" for node in graph.nodes]
+    return "\n".join([options["kind"], *lines])
+
+
+def _read(
+    net: nn.Module | Model, x: Inputs, variances: Variances, parametrisation: Parametrisation
+) -> tuple[LimitGraph, dict[fx.Node, Site]]:
+    """Trace the module on the first input, and find the variances of its layers."""
+    module = net if isinstance(net, nn.Module) else None
+    model = net if isinstance(net, Model) else Model(_without_dropout(net))
     names = dict(module.named_parameters()) if module is not None else {}
-    graph = LimitGraph.of(model, x1, {name for name, w in names.items() if not w.requires_grad})
-    sites = _sites(graph, module, variances, parametrisation)
-    kernel = _Kernel(graph, sites, kind == "ntk")
-    return kernel.compute(x1, x2, memory)
+    graph = LimitGraph.of(model, x, {name for name, w in names.items() if not w.requires_grad})
+    return graph, _sites(graph, module, variances, parametrisation)
 
 
 def _without_dropout(net: nn.Module) -> nn.Module:
@@ -195,6 +228,12 @@ class _Kernel:
         second = first if x2 is None else self._evaluated(x2)
         kernels = [each for side in (first, second) for each in side.values()]
         dtype, device = shape_dtype(self._graph), kernels[0].device
+        stack = convolution_stack(self._graph, self._sites) if on_gpu(kernels[0]) else None
+        if stack is not None and fusible(kernels, stack.options["kernel_size"]):
+            images = first[stack.inputs], None if x2 is None else second[stack.inputs]
+            return limit_kernel_convolution(
+                *images, kind="ntk" if self._tangent else "nngp", memory=memory, **stack.options
+            )
         bound = parse_memory(memory) or default_memory(device, DEFAULT)
         itemsize = 8 if self._wide else dtype.itemsize
         side = math.isqrt(bound // (NUMBERS * self._numbers() * itemsize))

@@ -34,9 +34,15 @@ def _mixed(run: Run, node: fx.Node, field: Field, axes: Axes, changes: Changes) 
                     t = torch.tensordot(t, matrix, ([dim], [1])).movedim(-1, dim)
         return t
 
+    def side(t: Tensor) -> Tensor:
+        for place, atom in enumerate(field.places):
+            if atom in changes:
+                t = torch.tensordot(t, changes[atom][1].to(t), ([1 + place], [1])).movedim(-1, 1 + place)
+        return t
+
     kept = [changes[a][0] or Atom(1) if a in changes else a for a in field.places]
     stripped = field.with_parts(lambda part: replace(part, covariance=None, product=part.second))
-    moved = stripped.rearranged(axes, kept, lambda t: t, pairs).flattened(axes, [a for a in kept if a.size > 1])
+    moved = stripped.rearranged(axes, kept, side, pairs).flattened(axes, [a for a in kept if a.size > 1])
     return run.averaged(node, moved)
 
 
@@ -117,7 +123,7 @@ def softmax_attention(run: Run, node: fx.Node) -> Field:
         return torch.einsum("mats,msaub,mbvu->mtavb", weights[0], t, weights[1])
 
     axes = tuple(tuple(new if a is atom else a for a in one) for one in value.axes)
-    stripped = value.with_parts(lambda part: replace(part, covariance=None, product=part.second))
+    stripped = value.with_parts(lambda part: replace(part, covariance=None, product=part.second, means=None))
     if not grid.pairs:
         raise refused(node, "pairs of positions are missing, which is an error of lazyscope; please report it")
     return run.averaged(node, stripped.rearranged(axes, [new], lambda t: t, pairs))

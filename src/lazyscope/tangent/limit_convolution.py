@@ -93,7 +93,8 @@ def limit_kernel_convolution(
     fused = (
         not pooled
         and activation == "relu"
-        and _fusible(x1 if x2 is None or x1.requires_grad else x2, layers, kernel_size)
+        and on_ntk(layers)
+        and fusible([x1] if x2 is None else [x1, x2], kernel_size)
     )
 
     def block(some: Tensor, others: Tensor) -> Tensor:
@@ -108,13 +109,19 @@ def limit_kernel_convolution(
     return by_blocks(block, x1, x2, numbers=numbers, memory=memory, title="limit kernel")
 
 
-def _fusible(x: Tensor, layers: Sequence[Layer], kernel_size: int) -> bool:
-    """Whether one GPU program computes all positions of a pair."""
-    if not on_gpu(x):
+def on_ntk(layers: Sequence[Layer]) -> bool:
+    """Whether there are hidden layers, and all layers are in the NTK parametrisation."""
+    ntk = all(each.weight_rate == each.weight_variance and each.bias_rate == each.bias_variance for each in layers)
+    return ntk and len(layers) > 1
+
+
+def fusible(images: Sequence[Tensor], kernel_size: int) -> bool:
+    """Whether one GPU program computes all positions of a pair of images, for ReLU and a flattened readout."""
+    if not on_gpu(*images):
         return False
     from lazyscope.tangent.triton_limit import supported
 
-    return supported(x, layers, kernel_size)
+    return all(supported(x, kernel_size) for x in images)
 
 
 @dataclass(frozen=True)

@@ -15,6 +15,9 @@ from torch import Tensor
 from lazyscope._typing import Number
 from lazyscope.tangent.direction import half_distance, refined
 
+FEW = 4
+"""The largest number of coordinates whose differences are computed for all pairs."""
+
 
 @final
 @dataclass(frozen=True)
@@ -38,7 +41,9 @@ class Covariance:
         """The covariance u·v; for unit vectors, 1 ∓ u·v = |u ∓ v|²/2."""
         sizes = _length(u), _length(v)
         left, right = (_over(vectors, size) for vectors, size in zip((u, v), sizes, strict=True))
-        cosine = _inner(left, right)
+        if u.shape[-1] <= FEW:
+            return Covariance(*sizes, _half_distance(left, right), _half_distance(left, -right))
+        cosine = left @ right.mT
         below, above = refined(1 - cosine, left, right), refined(1 + cosine, left, -right)
         return Covariance(*sizes, below, above)
 
@@ -151,12 +156,12 @@ def _over(u: Tensor, length: Tensor) -> Tensor:
     return direction
 
 
-def _inner(u: Tensor, v: Tensor) -> Tensor:
-    """The inner products; torch multiplies many matrices with few columns slowly."""
-    if u.ndim < 4 or u.shape[-1] > 4:
-        return u @ v.mT
-    result: Tensor = reduce(torch.add, (_times(u[..., i], v[..., i]) for i in range(u.shape[-1])))
-    return result
+def _half_distance(u: Tensor, v: Tensor) -> Tensor:
+    """Compute |u - v|²/2 coordinate by coordinate; torch multiplies many matrices with few columns slowly."""
+    total = (u[..., :, None, 0] - v[..., None, :, 0]).square_()
+    for i in range(1, u.shape[-1]):
+        total = total.addcmul_(*[u[..., :, None, i] - v[..., None, :, i]] * 2)
+    return total.mul_(0.5)
 
 
 def _left(covariance: Covariance) -> Tensor:

@@ -25,6 +25,10 @@ class Dual(ABC):
     def __call__(self, covariance: Covariance) -> tuple[Covariance, Tensor]:
         """Compute the second moments E[σ(u)σ(v)] and E[σ'(u)σ'(v)]."""
 
+    def mean(self, scale: Tensor) -> Tensor:
+        """Compute E[σ(u)] for u with the given standard deviations, which a layer normalisation after σ needs."""
+        raise ModelError("The mean of this activation is not known; override `mean` of its Dual.")
+
 
 @final
 class Kinked(Dual):
@@ -40,6 +44,7 @@ class Kinked(Dual):
     def __init__(self, negative: float = 0.0) -> None:
         self._even, self._odd = ((1 - negative) / 2) ** 2, ((1 + negative) / 2) ** 2
         self._at_zero = negative**2  # the derivative at 0 is α, as in torch
+        self._sign = math.copysign(1.0, 1 - negative)
 
     def __call__(self, covariance: Covariance) -> tuple[Covariance, Tensor]:
         even, odd = self._even, self._odd
@@ -57,6 +62,9 @@ class Kinked(Dual):
             slope = torch.where(covariance.scale > 0, slope, self._at_zero)
         root = math.sqrt(total)
         return Covariance(root * left, root * right, below, above), slope
+
+    def mean(self, scale: Tensor) -> Tensor:
+        return math.sqrt(self._even * 2 / math.pi) * self._sign * scale
 
 
 def Relu() -> Kinked:
@@ -100,6 +108,9 @@ class Erf(_Smooth):
         """Compute E[σ(u)²] for u of variance q."""
         return 2 / math.pi * torch.atan2(2 * q, (1 + 4 * q).sqrt())
 
+    def mean(self, scale: Tensor) -> Tensor:
+        return torch.zeros_like(scale)
+
 
 @final
 class Wave(_Smooth):
@@ -119,6 +130,9 @@ class Wave(_Smooth):
         sine, cosine = (near - far) / 2, (near + far) / 2
         own = [(1 + (1 if self._even else -1) * torch.exp(-2 * q)) / 2 for q in (q1, q2)]
         return (cosine, sine, *own) if self._even else (sine, cosine, *own)  # type: ignore[return-value]
+
+    def mean(self, scale: Tensor) -> Tensor:
+        return torch.exp(-scale.square() / 2) if self._even else torch.zeros_like(scale)
 
 
 TAIL = 1e-12
@@ -159,6 +173,10 @@ class Series(_Smooth):
             found.append(_polynomial(a, b, correlation))
             own.append([each.square().sum(-1) for each in (a, b)])
         return found[0], found[1], own[0][0], own[0][1]
+
+    def mean(self, scale: Tensor) -> Tensor:
+        rule = _rule(self._step(float(scale.detach().max()) if scale.numel() else 1.0))
+        return self._function(scale[..., None] * rule.nodes.to(scale)) @ rule.weights.to(scale)
 
     def _step(self, largest: float) -> float:
         """The step of the trapezoidal rule for scales up to `largest`."""

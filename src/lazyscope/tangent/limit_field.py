@@ -35,6 +35,7 @@ class Part:
         covariance: The second moments in the form that activations need; `None` if no activation follows.
         product: The second moments E[uv]; `None` if they are those of `covariance`.
         tangent: The tangent kernel; `None` if it is 0 or not asked for.
+        means: The means E[u] and E[v]; `None` if they are not known, or are 0 because the law is "normal".
     """
 
     size: int
@@ -43,6 +44,7 @@ class Part:
     covariance: Covariance | None
     product: Tensor | None
     tangent: Tensor | None
+    means: tuple[Tensor, Tensor] | None = None
 
     @property
     def second(self) -> Tensor:
@@ -60,6 +62,7 @@ class Part:
             covariance=None if c is None else Covariance(left(c.left), right(c.right), pairs(c.below), pairs(c.above)),
             product=None if self.product is None else pairs(self.product),
             tangent=None if self.tangent is None else pairs(self.tangent),
+            means=None if self.means is None else (left(self.means[0]), right(self.means[1])),
         )
 
     def times(self, left: Tensor | Number, right: Tensor | Number) -> Part:
@@ -70,7 +73,12 @@ class Part:
             covariance=None if self.covariance is None else self.covariance.times(left, right),
             product=None if self.product is None else self.product * both,
             tangent=None if self.tangent is None else self.tangent * both,
+            means=None if self.means is None else (self.means[0] * left, self.means[1] * right),
         )
+
+    def negated(self) -> Part:
+        """The part multiplied by -1."""
+        return self if self.means is None else replace(self, means=(-self.means[0], -self.means[1]))
 
 
 @final

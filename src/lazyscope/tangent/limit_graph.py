@@ -181,6 +181,11 @@ class LimitGraph:
             for node in self.nodes
         )
 
+    @property
+    def centres(self) -> bool:
+        """Whether the means of activations may be needed, for a layer normalisation."""
+        return any(node.target is aten.native_layer_norm.default for node in self.nodes)
+
     def evaluate(self, x: Any) -> dict[fx.Node, Tensor]:
         """Evaluate the functions of the inputs that hidden nodes use, for all samples: one row for each."""
         used = [

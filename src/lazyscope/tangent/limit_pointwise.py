@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from functools import reduce
 from typing import Any
 
 import torch
 from torch import Tensor, fx
 
+from lazyscope.tangent.direction import half_distance
 from lazyscope.tangent.limit_axes import channels
+from lazyscope.tangent.limit_covariance import Covariance
 from lazyscope.tangent.limit_duals import Dual
 from lazyscope.tangent.limit_field import Field, Part
 from lazyscope.tangent.limit_graph import arguments, number, refused
@@ -25,22 +28,29 @@ def activation(run: Run, node: fx.Node, dual: Dual) -> Field:
     def apply(part: Part) -> Part:
         if part.law != "normal":
             raise refused(node, "its input is not normal; let a layer with weights come between two activations")
-        covariance, slope = dual(angles(node, part))
+        before = angles(node, part)
+        covariance, slope = dual(before)
+        means = (dual.mean(before.left), dual.mean(before.right)) if run.graph.centres else None
         tangent = None if part.tangent is None else part.tangent * slope
-        return Part(part.size, "other", part.sources, covariance, None, tangent)
+        return Part(part.size, "other", part.sources, covariance, None, tangent, means)
 
     return field.with_parts(apply)
 
 
 def layer_norm(run: Run, node: fx.Node) -> Field:
-    """Layer normalisation: channels have the mean 0, so it divides by the root of their variance."""
+    """Layer normalisation, (φ - E[φ])/√(Var φ + ε), where moments over channels converge to those of one channel.
+
+    Its Jacobian is I/√(Var φ + ε) and matrices of rank one, which vanish in the limit.
+    """
     x, sizes, weight, bias, epsilon = arguments(node)
     field = run.fields[x]
     normed = field.axes[-len(sizes) :]
     if [a for one in normed for a in one] != channels(field.axes) or not channels(field.axes):
         raise refused(node, "it must normalise over all channels, and over nothing else")
-    if any(part.law != "normal" for part in field.parts):
-        raise refused(node, "its input is not normal; normalise before the activation")
+    if any(part.law == "input" or (part.law == "other" and part.means is None) for part in field.parts):
+        raise refused(node, "the means of its channels are not known; normalise after a layer with weights")
+    if len(field.parts) > 1 and any(part.means is not None for part in field.parts):
+        raise refused(node, "it normalises concatenated activations; normalise each of them first")
     factor = _affine(run, node, weight, bias)
 
     def side(name: str) -> Tensor:
@@ -48,10 +58,34 @@ def layer_norm(run: Run, node: fx.Node) -> Field:
         scale: Tensor = factor / (reduce(torch.add, moments) / field.channels + epsilon).sqrt()
         return scale
 
-    if any(part.covariance is None for part in field.parts):
-        raise refused(node, "it is followed by no activation")
+    field = field.with_parts(lambda part: _centred(node, part))
     left, right = side("left"), side("right")
     return field.with_parts(lambda part: part.times(left, right))
+
+
+def _centred(node: fx.Node, part: Part) -> Part:
+    """Subtract the mean of the channels.
+
+    With the standard deviations s and t of u and v, the means m and n, and 1 - c = b of the second moments, the new
+    correlation is c' = (|U||V|(1 - b) - mn)/(st), where U = (s, m) and V = (t, n) have the old scales as lengths. Thus
+    1 - c' = |U||V|(b - (|U||V| - U·V)/|U||V|)/(st), whose second term is half a squared distance.
+    """
+    if part.means is None:
+        return part
+    old, (m, n) = angles(node, part), part.means
+    tiny = torch.finfo(m.dtype).tiny
+    left, right = (
+        (scale.square() - mean.square()).clamp(min=0).sqrt() for scale, mean in ((old.left, m), (old.right, n))
+    )
+    apart = half_distance(
+        torch.stack([left, m], -1) / old.left[..., None].clamp(min=tiny),
+        torch.stack([right, n], -1) / old.right[..., None].clamp(min=tiny),
+    )
+    ratio = old.scale / (left[..., :, None] * right[..., None, :]).clamp(min=tiny)
+    below = (ratio * (old.below - apart)).clamp(0, 2)
+    odd = not bool(m.any()) and not bool(n.any())
+    new = Covariance(left, right, below, old.above if odd else 2 - below)
+    return replace(part, covariance=new, product=None, means=(torch.zeros_like(m), torch.zeros_like(n)))
 
 
 def _affine(run: Run, node: fx.Node, weight: Any, bias: Any) -> float:
@@ -74,7 +108,8 @@ def batch_norm(run: Run, node: fx.Node) -> Field:
 
 
 def _scaled(field: Field, factor: float) -> Field:
-    return field.with_parts(lambda part: part.times(abs(factor), abs(factor)))
+    scaled = field.with_parts(lambda part: part.times(abs(factor), abs(factor)))
+    return scaled if factor >= 0 else scaled.with_parts(Part.negated)
 
 
 def multiple(run: Run, node: fx.Node) -> Field:

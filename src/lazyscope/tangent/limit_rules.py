@@ -17,7 +17,7 @@ from torch import fx
 from lazyscope.model.increment.attention import attention
 from lazyscope.tangent.limit_averages import adaptive_pool, average_pool, mean, softmax_attention
 from lazyscope.tangent.limit_duals import DUALS, Dual, Kinked
-from lazyscope.tangent.limit_field import Field
+from lazyscope.tangent.limit_field import Field, Part
 from lazyscope.tangent.limit_graph import arguments, refused
 from lazyscope.tangent.limit_layers import convolution, embedding, linear
 from lazyscope.tangent.limit_pointwise import activation, batch_norm, layer_norm, multiple
@@ -64,7 +64,7 @@ RULES: dict[Any, Callable[[Run, fx.Node], Field]] = {
     aten.mul.Scalar: multiple,
     aten.div.Tensor: multiple,
     aten.div.Scalar: multiple,
-    aten.neg.default: lambda run, node: run.fields[arguments(node)[0]],
+    aten.neg.default: lambda run, node: run.fields[arguments(node)[0]].with_parts(Part.negated),
     aten.mean.dim: mean,
     aten.sum.dim_IntList: mean,
     aten.avg_pool2d.default: average_pool,

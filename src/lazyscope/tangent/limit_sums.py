@@ -33,7 +33,9 @@ def summed(run: Run, node: fx.Node) -> Field:
             return _biased(run, node, run.fields[one], other)
         if run.graph.classes[other] != "hidden":
             raise refused(node, "it adds inputs or constants to hidden units; pass them through a layer first")
-    return _added(run, node, run.fields[a], run.fields[b])
+    negative = (node.target is aten.sub.Tensor) != (node.kwargs.get("alpha", 1) == -1)
+    second = run.fields[b].with_parts(Part.negated) if negative else run.fields[b]
+    return _added(run, node, run.fields[a], second)
 
 
 def _added(run: Run, node: fx.Node, a: Field, b: Field) -> Field:
@@ -56,7 +58,8 @@ def _added(run: Run, node: fx.Node, a: Field, b: Field) -> Field:
         law: Any = "normal" if p.law == q.law == "normal" else "other"
         product = None if covariance is not None else p.second + q.second
         tangent = reduce(torch.add, tangents) if tangents else None
-        parts.append(Part(p.size, law, p.sources | q.sources, covariance, product, tangent))
+        means = p.means if q.law == "normal" else q.means  # at most one of them is not 0
+        parts.append(Part(p.size, law, p.sources | q.sources, covariance, product, tangent, means))
     return replace(a, parts=tuple(parts))
 
 

@@ -1,4 +1,4 @@
-"""Kernel ridge regression with a tangent kernel in memory or on disk.
+"""Kernel ridge regression with a tangent kernel, or a kernel of infinite width, in memory or on disk.
 
 Longer than 350 lines because all arguments are documented.
 """
@@ -27,7 +27,8 @@ from lazyscope.progress import Bar
 from lazyscope.tangent.blocked import sums_on_workers
 from lazyscope.tangent.kernel import Outputs, tangent_kernel
 from lazyscope.tangent.operator import as_matrix
-from lazyscope.tangent.tiles import ONE_AT_A_TIME, Job, KernelTiles
+from lazyscope.tangent.source import Tangent
+from lazyscope.tangent.tiles import ONE_AT_A_TIME, KernelTiles
 
 if TYPE_CHECKING:
     import distributed
@@ -45,12 +46,13 @@ def kernel_regression(
     tolerance: float | None = None,
     iterations: int | None = None,
 ) -> Regression:
-    """Fit kernel ridge regression with the tangent kernel of a model, in memory or from disk.
+    """Fit kernel ridge regression with the tangent kernel of a model, or with any kernel, in memory or from disk.
 
     The fit is f(x) = ȳ + K(x, X)c with (K + λsI)c = y - ȳ, where ȳ is the mean of each output over the points and
     s = tr(K)/N, with N the number of rows of K, makes the ridge λ independent of the number of points and of the scale
     of the kernel. Without a ridge it is the interpolant of smallest norm. In memory, the equation is solved by a
-    Cholesky factorisation in float64. With a kernel on disk it is solved by conjugate gradients: each iteration reads
+    Cholesky factorisation in float64, which needs one copy of the kernel in float64 (20 GB for 50 000 points). With a
+    kernel on disk it is solved by conjugate gradients: each iteration reads
     the kernel once for all sets of targets, on the Dask client of the tiles if they have one.
 
     Compare `kernel_regression(net, …)` with `kernel_regression(Model(net).at(trained_weights), …)` to see what training
@@ -58,10 +60,13 @@ def kernel_regression(
 
     Args:
         kernel: A model or a module, whose tangent kernel at w₀ is computed; the kernel itself, as a tensor of shape
-            (n, n) or (n, n, k, k); or a kernel on disk, from `tangent_kernel_to_zarr`.
+            (n, n) or (n, n, k, k); or a kernel on disk, from `tangent_kernel_to_zarr` or `limit_kernel_to_zarr`. A
+            kernel of shape (n, n), or (n, n, 1, 1) on disk, acts on each output alike.
         x: The inputs of the n points. It may be `None` if `kernel` is a tensor.
         y: The targets as a tensor, an array or a nested list of numbers, of shape (n, k), or (n, k, m) for m sets of
             targets that are fitted at once. Integers of shape (n,) are class indices and stand for one-hot rows.
+            Subtracting the same number from all of them, as in 0.9 and -0.1, does not change the classes that are
+            predicted, because their mean is subtracted.
         ridge: The ridge λ, in units of s. A kernel on disk needs a positive one.
         outputs: Which kernel of a model to use: "trace" for the mean over its outputs, which acts on each output
             alike, "sum" for the kernel of their sum, or "full" for all pairs of outputs, as in the lazy limit.
@@ -90,9 +95,10 @@ def kernel_regression(
         raise InputError(f"The ridge is {ridge}; pass a {'positive' if on_disk else 'non-negative'}, finite number.")
     model = None
     if isinstance(kernel, KernelTiles):
-        n, _, k, _ = kernel.shape
+        n, _, own, _ = kernel.shape
+        k = own if own > 1 else _columns(y)
         sets = as_outputs(y, n, k, sets=True).to("cpu")
-        trace, rows = kernel.trace, n * k
+        trace, rows = kernel.trace, n * own
     else:
         if not isinstance(kernel, Tensor):
             model = Model.of(kernel)
@@ -135,11 +141,19 @@ def _outputs(model: Model | None, x: Inputs | None, y: Target, kernel: Tensor) -
     if model is not None:
         with torch.no_grad():
             return model(Samples(_given(x)).rows(slice(1))).numel()
+    return _columns(y)
+
+
+def _columns(y: Target) -> int:
+    """Count the outputs that the targets have."""
     target = as_target(y, torch.empty(0, dtype=torch.float64, device="cpu"))
     if target.ndim > 1:
         return target.shape[1]
     return 1 if target.is_floating_point() or target.numel() == 0 else int(target.max()) + 1
 
+
+_PART = 2048
+"""The number of points whose rows of a kernel are computed or converted at once."""
 
 _AGREES = 1e-6
 """The relative residual up to which a Cholesky factorisation of a kernel without a ridge is trusted."""
@@ -147,21 +161,45 @@ _AGREES = 1e-6
 
 def _solve(kernel: Float[Tensor, "N N"], right: Float64[Tensor, "N m"], shift: float) -> Solution:
     """Solve (K + shift)c = b in float64; without a shift, for the solution of smallest norm."""
-    wide = kernel.double()
-    wide = (wide + wide.T) / 2
     norms = right.norm(dim=0).clamp(min=torch.finfo(torch.float64).tiny)
-    shifted = wide + shift * torch.eye(len(wide), dtype=wide.dtype, device=wide.device) if shift > 0 else wide
-    factor, failed = torch.linalg.cholesky_ex(shifted)
+
+    def residual(found: Float64[Tensor, "N m"]) -> Float64[Tensor, "m"]:
+        """Multiply by rows of the kernel, so that there is no second copy of it."""
+        parts = (_rows(kernel, part) @ found for part in _parts(len(kernel)))
+        result: Tensor = (right - torch.cat(list(parts)) - shift * found).norm(dim=0) / norms
+        return result
+
+    factor = _symmetric(kernel, shift)
+    torch.linalg.cholesky_ex(factor, out=(factor, failed := torch.empty(0, dtype=torch.int32, device=factor.device)))
     if not bool(failed):
         found = torch.cholesky_solve(right, factor)
-        left = (right - shifted @ found).norm(dim=0) / norms
+        left = residual(found)
         if float(left.max()) <= _AGREES:
             return Solution(found, left, 1, True)
-    values, vectors = torch.linalg.eigh(shifted)
+    del factor
+    values, vectors = torch.linalg.eigh(_symmetric(kernel, shift))
     noise = len(values) * torch.finfo(kernel.dtype).eps * float(values[-1].abs())
     inverse = torch.where(values > noise, 1 / values, 0)
     found = vectors @ (inverse[:, None] * (vectors.T @ right))
-    return Solution(found, (right - shifted @ found).norm(dim=0) / norms, 1, True)
+    return Solution(found, residual(found), 1, True)
+
+
+def _parts(n: int) -> list[slice]:
+    return [slice(start, min(start + _PART, n)) for start in range(0, n, _PART)]
+
+
+def _rows(kernel: Float[Tensor, "N N"], part: slice) -> Float64[Tensor, "rows N"]:
+    """Some rows of (K + Kᵀ)/2 in float64."""
+    return (kernel[part].double() + kernel[:, part].T) / 2
+
+
+def _symmetric(kernel: Float[Tensor, "N N"], shift: float) -> Float64[Tensor, "N N"]:
+    """(K + Kᵀ)/2 + shift in float64, with no other array of this size."""
+    wide = kernel.new_empty(kernel.shape, dtype=torch.float64)
+    for part in _parts(len(kernel)):
+        wide[part] = _rows(kernel, part)
+    wide.diagonal().add_(shift)
+    return wide
 
 
 def as_outputs(y: Target, n: int, k: int, *, sets: bool = False) -> Float64[Tensor, "n k *sets"]:
@@ -230,9 +268,10 @@ class Regression:
         The kernel K(new, X) is computed and multiplied in parts, and is not stored.
 
         Args:
-            new: The inputs of n' new points. If the fit was made from a kernel as a tensor, pass the kernel between
-                the new points and those of the fit, of shape (n', n) or (n', n, k, k).
-            model: The model that a kernel on disk was computed from. It is not needed otherwise.
+            new: The inputs of n' new points. If the fit was made from a kernel as a tensor, or from one on disk and
+                there is no `model`, pass the kernel between the new points and those of the fit, of shape (n', n) or
+                (n', n, k, k).
+            model: The model that a tangent kernel on disk was computed from. It is not needed otherwise.
             memory: The approximate number of bytes to use for one part, as a number or a string such as "2GB".
             client: A Dask client whose workers compute the parts for a kernel on disk. `None` computes them in this
                 process.
@@ -243,7 +282,7 @@ class Regression:
         Raises:
             InputError: If a kernel on disk was computed from another model or from other points.
         """
-        if isinstance(self.kernel, KernelTiles):
+        if isinstance(self.kernel, KernelTiles) and not (model is None and self._is_cross(new)):
             product = self._from_disk(self.kernel, new, model, memory, client)
         elif self._model is None:
             product = self._times(self._cross(new))
@@ -256,21 +295,61 @@ class Regression:
         predicted = product.reshape(-1, *self.mean.shape) + self.mean
         return predicted[..., 0] if self.single else predicted
 
+    def accuracy(
+        self,
+        new: Inputs,
+        labels: Target,
+        *,
+        model: Model | nn.Module | None = None,
+        memory: Memory | None = None,
+        client: distributed.Client | None = None,
+    ) -> float:
+        """Compute the fraction of new points whose largest prediction is that of their class.
+
+        Args:
+            new: The new points, as in `predict`.
+            labels: The class indices of the new points, of shape (n',).
+            model: The model that a tangent kernel on disk was computed from, as in `predict`.
+            memory: The approximate number of bytes to use for one part, as in `predict`.
+            client: A Dask client, as in `predict`.
+
+        Returns:
+            The accuracy, between 0 and 1.
+
+        Raises:
+            InputError: If the labels are not class indices of the new points, or there are several sets of targets.
+        """
+        predicted = self.predict(new, model=model, memory=memory, client=client)
+        classes = as_target(labels, torch.empty(0, dtype=torch.float64, device="cpu"))
+        if not self.single or classes.is_floating_point() or classes.shape != predicted.shape[:1]:
+            raise InputError(
+                f"Accuracies need one set of targets and {len(predicted)} class indices, and the labels have shape"
+                f" {tuple(classes.shape)}; pass integers of shape ({len(predicted)},)."
+            )
+        check_classes(classes, predicted.shape[1])
+        return float((predicted.argmax(1) == classes.to(predicted.device)).double().mean())
+
+    def _is_cross(self, kernel: Any) -> bool:
+        """Whether this is a kernel between new points and those of the fit."""
+        n, _, *outputs = self.kernel.shape
+        shapes = {(n, *outputs), (n,)} if outputs == [1, 1] else {(n, *outputs)}
+        return isinstance(kernel, Tensor) and tuple(kernel.shape[1:]) in shapes
+
     def _cross(self, kernel: Any) -> Tensor:
         own = self.kernel
-        assert isinstance(own, Tensor)
-        if not isinstance(kernel, Tensor) or kernel.shape[1:] != own.shape[1:]:
+        if not self._is_cross(kernel):
             raise InputError(
                 "The fit was made from a kernel, not from a model; pass the kernel between the new points and those of"
                 f" the fit, of shape (n', {', '.join(map(str, own.shape[1:]))})."
             )
-        return kernel
+        result: Tensor = kernel
+        return result
 
     def _times(self, kernel: Tensor) -> Float64[Tensor, "rows k_sets"]:
         """Multiply a kernel with the coefficients, in float64: the terms of the sum cancel."""
-        if kernel.ndim == 4:
-            return as_matrix(kernel).double() @ self.solution.x
-        return kernel.double() @ self.solution.x.reshape(kernel.shape[1], -1)
+        matrix = as_matrix(kernel) if kernel.ndim == 4 else kernel
+        x = self.solution.x.reshape(matrix.shape[1], -1)
+        return torch.cat([matrix[part].to(x.device).double() @ x for part in _parts(len(matrix)) or [slice(0)]])
 
     def _from_disk(
         self,
@@ -281,10 +360,13 @@ class Regression:
         client: distributed.Client | None,
     ) -> Tensor:
         if model is None:
-            raise InputError("A kernel on disk does not hold its model; pass the model that it was computed from.")
+            raise InputError(
+                "A kernel on disk does not hold its model; pass the model that it was computed from, or the kernel"
+                " between the new points and those of the fit."
+            )
         bound, model = parse_memory(memory), Model.of(model)
         seen = Batches(_given(self._x), tiles.tile)
-        if other := tiles.differences(Job(model, seen, tiles.path, None).recipe()):
+        if other := tiles.differences(Tangent(model).recipe(seen)):
             raise InputError(f"The kernel was computed from other {' and '.join(other)}; pass those of {tiles.path}.")
         fresh = Batches(new, tiles.tile).even()
         cross = Cross(model, seen, fresh, self.solution.x, bound)
@@ -344,10 +426,6 @@ class Regression:
         centred = wide @ c + self._shift * c
         targets: Tensor = centred.reshape(len(self._dense()), *self.mean.shape) + self.mean
         return targets
-
-
-_PART = 2048
-"""The number of new points for which a kernel is computed at once."""
 
 
 @dataclass(frozen=True)

@@ -10,8 +10,6 @@ Longer than 350 lines because all arguments are documented.
 
 from __future__ import annotations
 
-import hashlib
-import json
 import math
 import threading
 import time
@@ -23,12 +21,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import torch
 from jaxtyping import Float
 from torch import nn
 
 from lazyscope._typing import Inputs
-from lazyscope.ambient import without_autocast
 from lazyscope.errors import InputError, LazyscopeError, ModelError, StoreError
 from lazyscope.extras import required
 from lazyscope.linalg.eigen import Eigenpairs
@@ -38,8 +34,8 @@ from lazyscope.model.base import Model
 from lazyscope.model.jacobian import Batches
 from lazyscope.progress import track
 from lazyscope.tangent.blocked import TiledMatrix, block_eigenpairs
-from lazyscope.tangent.kernel import tangent_kernel
 from lazyscope.tangent.seal import OLD, description, read_description, touched, write_description
+from lazyscope.tangent.source import Recipe, Source, Tangent
 
 if TYPE_CHECKING:  # these take seconds to import, and most kernels fit into memory
     import dask.array
@@ -84,24 +80,40 @@ def tangent_kernel_to_zarr(
         StoreError: If `path` contains a kernel of another model or of other data, or something that is not a kernel.
         InputError: If `memory` is too small for one tile.
     """
-    model = Model.of(model)
-    job = Job(model, Batches(x, tile).even(), Path(path).resolve(), parse_memory(memory))
+    job = Job(Tangent(Model.of(model)), Batches(x, tile).even(), Path(path).resolve(), parse_memory(memory))
+    return write_tiles(job, client, progress, "tangent kernel")
+
+
+def write_tiles(
+    job: Job, client: distributed.Client | None, progress: Callable[[int, int], None], title: str
+) -> KernelTiles:
+    """Compute the tiles of a kernel that are not on disk yet, in this process or on a cluster.
+
+    Args:
+        job: The computation.
+        client: A Dask client, or `None`.
+        progress: A function that is called with the number of stored tiles and the total number of tiles.
+        title: What is computed, for the progress bar.
+
+    Returns:
+        The stored kernel.
+    """
     tiles = job.prepare()
     missing = list(tiles.missing())
     total = tiles.count * (tiles.count + 1) // 2
     progress(total - len(missing), total)
     stored = _here(job, missing) if client is None else _on(client, job, missing)
-    for done, _ in enumerate(track(stored, "tangent kernel", len(missing)), total - len(missing) + 1):
+    for done, _ in enumerate(track(stored, title, len(missing)), total - len(missing) + 1):
         progress(done, total)
     for leftover in job.path.rglob("*.partial"):  # left by interrupted runs; a recent file may still be written to
         with suppress(FileNotFoundError):
             if time.time() - leftover.stat().st_mtime > OLD:
                 leftover.unlink()
-    return open_tangent_kernel(path, client=client)
+    return open_tangent_kernel(job.path, client=client)
 
 
 def open_tangent_kernel(path: str | Path, *, client: distributed.Client | None = None) -> KernelTiles:
-    """Open a kernel that `tangent_kernel_to_zarr` has written.
+    """Open a kernel that `tangent_kernel_to_zarr` or `limit_kernel_to_zarr` has written.
 
     Args:
         path: The folder of the Zarr array.
@@ -195,8 +207,8 @@ class KernelTiles:
             The error, whose message explains how to compute the tiles again.
         """
         return StoreError(
-            f"{count} tiles of {self.path} are {what}; run tangent_kernel_to_zarr with the same model and data again"
-            " to compute them."
+            f"{count} tiles of {self.path} are {what}; run {self.recipe.get('function', 'tangent_kernel_to_zarr')} with"
+            " the same model and data again to compute them."
         )
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
@@ -205,7 +217,7 @@ class KernelTiles:
     def __repr__(self) -> str:
         return f"KernelTiles({str(self.path)!r}, shape={self.shape}, dtype={self.dtype}, tile={self.tile})"
 
-    def differences(self, recipe: dict[str, str | int | list[float]]) -> list[str]:
+    def differences(self, recipe: Recipe) -> list[str]:
         """Compare a model and its data with those that this kernel was computed from.
 
         Args:
@@ -302,14 +314,15 @@ class KernelTiles:
 class Job:
     """The computation of a kernel on disk, with everything that a worker needs."""
 
-    model: Model
+    source: Source
     batches: Batches
     path: Path
     memory: int | None
 
     def prepare(self) -> KernelTiles:
         """Create the array, or open the one that an earlier run of the same job created."""
-        recipe, (n, k), tile = self.recipe(), self._shape(), self.batches.size
+        recipe, tile = self.source.recipe(self.batches), self.batches.size
+        n, k = self.batches.n, self.source.outputs(self.batches)
         if not (self.path / "zarr.json").exists():
             self._check_empty()
             described = description(
@@ -335,9 +348,9 @@ class Job:
         tiles = KernelTiles(self.path)
         one, two = self.batches[tiles.rows(i)], None if i == j else self.batches[tiles.rows(j)]
         with ONE_AT_A_TIME:
-            kernel = tangent_kernel(self.model, one, two, memory=self._beside(tiles)).cpu().numpy()
+            kernel = self.source.kernel(one, two, self._beside(tiles)).cpu().numpy()
         if not np.isfinite(kernel).all():
-            raise ModelError("The tangent kernel contains NaN or infinite values; check the model's initialisation.")
+            raise ModelError("The kernel contains NaN or infinite values; check the model's initialisation.")
         tiles.write(i, j, kernel)
 
     def _beside(self, tiles: KernelTiles) -> int | None:
@@ -352,24 +365,6 @@ class Job:
             )
         return self.memory - copies
 
-    def _shape(self) -> tuple[int, int]:
-        with torch.no_grad():
-            return self.batches.n, self.model(self.batches[slice(1)]).numel()
-
-    def recipe(self) -> dict[str, str | int | list[float]]:
-        """The description that identifies the kernel; outputs at three points stand for the code of the model."""
-        with torch.no_grad():
-            outputs = without_autocast(self.model)(self.batches[slice(3)])
-        if not bool(outputs.isfinite().all()):
-            raise ModelError("The model's outputs contain NaN or infinite values; check its initialisation.")
-        return {
-            "weights": _digest({**self.model.params, **self.model.state}.items()),
-            "data": _digest(enumerate(self.batches.leaves)),
-            "outputs": outputs.flatten().double().tolist(),
-            "dtype": str(outputs.dtype).removeprefix("torch."),
-            "tile": self.batches.size,
-        }
-
     def _check_empty(self) -> None:
         if self.path.exists() and (not self.path.is_dir() or any(self.path.iterdir())):
             raise StoreError(f"{self.path} exists and is not a kernel; choose another path, or remove it first.")
@@ -377,14 +372,6 @@ class Job:
 
 def _zarr() -> Any:
     return required("zarr", "cluster", "Kernels on disk")
-
-
-def _digest(tensors: Any) -> str:
-    digest = hashlib.sha256()
-    for name, t in tensors:
-        digest.update(json.dumps([str(name), list(t.shape), str(t.dtype)]).encode())
-        digest.update(t.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().data)
-    return digest.hexdigest()
 
 
 def _agree(stored: Any, value: Any) -> bool:

@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, no_type_check
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
-from torch.nn.functional import avg_pool2d
+from torch.nn.functional import avg_pool2d, pad
 
 from lazyscope.model.increment.triton_pointwise import on_device
 
@@ -28,8 +28,12 @@ if TYPE_CHECKING:
 LARGEST = 32
 """The largest height and width of the images, whose numbers must fit into the registers of one program."""
 
+LAUNCHED = 1 << 30
+"""The largest number of programs launched at once: Triton silently ignores grids of 2³¹ programs and more."""
+
 
 @triton.jit
+@no_type_check
 def _arctangent(t):
     """Compute arctan t for 0 ≤ t ≤ 1 (the polynomial of the Cephes library, with an error of 2·10⁻⁷)."""
     large = t > 0.4142135623730950
@@ -40,6 +44,7 @@ def _arctangent(t):
 
 
 @triton.jit
+@no_type_check
 def _relu(below, above):
     """Compute the angle φ, and 1 - c after the ReLU, from 1 - c and 1 + c."""
     near, far = tl.sqrt(below), tl.sqrt(above)
@@ -51,27 +56,28 @@ def _relu(below, above):
 
 
 @triton.jit
+@no_type_check
 def _window(values, BAND_H, BAND_W, PRECISION: tl.constexpr):
     """Sum over the window of each position."""
     return tl.dot(tl.dot(BAND_H, values, input_precision=PRECISION), BAND_W, input_precision=PRECISION)
 
 
 @triton.jit
-def _apart(left, right, at, one, two, weight, bias, half, rows, columns, H, W, RADIUS: tl.constexpr):
+@no_type_check
+def _apart(left, right, at, one, two, weight, bias, half, STRIDE: tl.constexpr, RADIUS: tl.constexpr):
     """Half the squared distance between the directions of the scales that the windows of two images see."""
     one = tl.where(one > 0.0, 1.0 / one, 0.0)
     two = tl.where(two > 0.0, 1.0 / two, 0.0)
-    total = 0.5 * bias * (one - two) * (one - two)
+    total = bias * (one - two) * (one - two)
     for i in tl.static_range(-RADIUS, RADIUS + 1):
         for j in tl.static_range(-RADIUS, RADIUS + 1):
-            inside = (rows + i >= 0) & (rows + i < H) & (columns + j >= 0) & (columns + j < W)
-            u = tl.load(left + at + i * W + j, mask=inside, other=0.0) * one
-            v = tl.load(right + at + i * W + j, mask=inside, other=0.0) * two
-            total += (0.5 * half * weight) * (u - v) * (u - v)
-    return total
+            gap = tl.load(left + at + (i * STRIDE + j)) * one - tl.load(right + at + (i * STRIDE + j)) * two
+            total += (half * weight) * gap * gap
+    return 0.5 * total
 
 
 @triton.jit
+@no_type_check
 def _pair_kernel(
     out,
     pixels1,
@@ -79,9 +85,9 @@ def _pair_kernel(
     scales1,
     scales2,
     variances,
+    start,
     n2,
-    H,
-    W,
+    positions,
     HIDDEN: tl.constexpr,
     CHANNELS: tl.constexpr,
     RADIUS: tl.constexpr,
@@ -90,11 +96,8 @@ def _pair_kernel(
     BLOCK_W: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
-    i, j = (tl.program_id(0) // n2).to(tl.int64), (tl.program_id(0) % n2).to(tl.int64)
+    i, j = start + (tl.program_id(0) // n2).to(tl.int64), (tl.program_id(0) % n2).to(tl.int64)
     rows, columns = tl.arange(0, BLOCK_H)[:, None], tl.arange(0, BLOCK_W)[None, :]
-    inside = (rows < H) & (columns < W)
-    at = rows * W + columns
-    size = H * W
     gap_h = tl.arange(0, BLOCK_H)[:, None] - tl.arange(0, BLOCK_H)[None, :]
     gap_w = tl.arange(0, BLOCK_W)[:, None] - tl.arange(0, BLOCK_W)[None, :]
     band_h = ((gap_h <= RADIUS) & (gap_h >= -RADIUS)).to(tl.float32)
@@ -102,60 +105,72 @@ def _pair_kernel(
     # The pixels have unit length, or length 0, so that 1 ∓ c is half the squared distance between them.
     below = tl.zeros((BLOCK_H, BLOCK_W), tl.float32)
     above = tl.zeros((BLOCK_H, BLOCK_W), tl.float32)
-    for c in range(CHANNELS):
-        u = tl.load(pixels1 + (i * CHANNELS + c) * size + at, mask=inside, other=0.0)
-        v = tl.load(pixels2 + (j * CHANNELS + c) * size + at, mask=inside, other=0.0)
+    first, second = (i * CHANNELS) * (BLOCK_H * BLOCK_W), (j * CHANNELS) * (BLOCK_H * BLOCK_W)
+    for c in tl.static_range(CHANNELS):
+        pixel = c * BLOCK_H * BLOCK_W + rows * BLOCK_W + columns
+        u, v = tl.load(pixels1 + first + pixel), tl.load(pixels2 + second + pixel)
         below += 0.5 * (u - v) * (u - v)
         above += 0.5 * (u + v) * (u + v)
-    left, right = scales1 + i * (HIDDEN + 1) * size, scales2 + j * (HIDDEN + 1) * size
-    tangent = tl.zeros((BLOCK_H, BLOCK_W), tl.float32)
-    half = 1.0
-    for layer in range(HIDDEN):
+    # The scales have a margin of zeros, and are 0 beyond the image, so that no position needs a mask.
+    STRIDE: tl.constexpr = BLOCK_W + 2 * RADIUS
+    SIZE: tl.constexpr = (BLOCK_H + 2 * RADIUS) * STRIDE
+    at = (rows + RADIUS) * STRIDE + columns + RADIUS
+    left, right = scales1 + i * ((HIDDEN + 1) * SIZE), scales2 + j * ((HIDDEN + 1) * SIZE)
+    # The first convolution; c = -1 only occurs here, because activations are non-negative.
+    weight, bias = tl.load(variances), tl.load(variances + 1)
+    before = tl.load(left + at) * tl.load(right + at)
+    one, two = tl.load(left + SIZE + at), tl.load(right + SIZE + at)
+    apart = _apart(left, right, at, one, two, weight, bias, 1.0, STRIDE, RADIUS)
+    scale = tl.maximum(one * two, 1e-30)
+    below = apart + weight * _window(before * below, band_h, band_w, PRECISION) / scale
+    above = apart + (weight * _window(before * above, band_h, band_w, PRECISION) + 2.0 * bias) / scale
+    tangent = one * two * (1.0 - below)
+    angle, below = _relu(below, above)
+    tangent = tl.where(one * two > 0.0, 0.5 - angle * 0.15915494309189535, 0.0) * tangent
+    for layer in range(1, HIDDEN):
+        left += SIZE
+        right += SIZE
         weight, bias = tl.load(variances + 2 * layer), tl.load(variances + 2 * layer + 1)
-        before = tl.load(left + at, mask=inside, other=0.0) * tl.load(right + at, mask=inside, other=0.0) * half
-        one = tl.load(left + size + at, mask=inside, other=0.0)
-        two = tl.load(right + size + at, mask=inside, other=0.0)
-        apart = _apart(left, right, at, one, two, weight, bias, half, rows, columns, H, W, RADIUS)
+        before = 0.5 * one * two
+        one, two = tl.load(left + SIZE + at), tl.load(right + SIZE + at)
+        apart = _apart(left, right, at, one, two, weight, bias, 0.5, STRIDE, RADIUS)
         scale = tl.maximum(one * two, 1e-30)
         below = apart + weight * _window(before * below, band_h, band_w, PRECISION) / scale
-        above = apart + (weight * _window(before * above, band_h, band_w, PRECISION) + 2.0 * bias) / scale
         if TANGENT:
             tangent = one * two * (1.0 - below) + weight * _window(tangent, band_h, band_w, PRECISION)
-        angle, below = _relu(below, above)
-        above = 2.0 - below
+        angle, below = _relu(below, tl.maximum(2.0 - below, 0.0))
         if TANGENT:
-            slope = tl.where(one * two > 0.0, 0.5 - angle * 0.15915494309189535, 0.0)
-            tangent = tl.where(inside, slope * tangent, 0.0)
-        left += size
-        right += size
-        half = 0.5
-    last = tl.load(left + at, mask=inside, other=0.0) * tl.load(right + at, mask=inside, other=0.0) * half
-    result = tl.where(inside, last * (1.0 - below), 0.0)
+            tangent = tl.where(one * two > 0.0, 0.5 - angle * 0.15915494309189535, 0.0) * tangent
+    result = 0.5 * one * two * (1.0 - below)
     if TANGENT:
         result += tangent
     weight, bias = tl.load(variances + 2 * HIDDEN), tl.load(variances + 2 * HIDDEN + 1)
-    tl.store(out + i * n2 + j, weight * tl.sum(tl.sum(result, 1), 0) / size + bias)
+    tl.store(out + i * n2 + j, weight * tl.sum(tl.sum(result, 1), 0) / positions + bias)
 
 
-def supported(x: Tensor, layers: Sequence[Layer], kernel_size: int) -> bool:
-    """Whether the program computes the kernel of these images and layers with ReLU.
+def supported(x: Tensor, kernel_size: int) -> bool:
+    """Whether the program computes the kernel of these images.
 
     Args:
         x: The images, of shape (n, channels, height, width).
-        layers: The layers, which must be in the NTK parametrisation.
         kernel_size: The side of the convolution kernels.
 
     Returns:
         Whether the images are small enough and in float32, and no derivative is needed.
     """
-    ntk = all(each.weight_rate == each.weight_variance and each.bias_rate == each.bias_variance for each in layers)
     followed = torch.is_grad_enabled() and x.requires_grad
-    small = max(x.shape[-2:]) <= LARGEST and kernel_size <= 5
-    return ntk and small and not followed and x.dtype == torch.float32 and len(layers) > 1
+    small = x.ndim == 4 and max(x.shape[-2:]) <= LARGEST and kernel_size <= 5
+    return small and not followed and x.dtype == torch.float32
 
 
 def pair_kernel(
-    x1: Tensor, x2: Tensor, layers: Sequence[Layer], kernel_size: int, kind: Kind, precision: str = "tf32x3"
+    x1: Tensor,
+    x2: Tensor,
+    layers: Sequence[Layer],
+    kernel_size: int,
+    kind: Kind,
+    precision: str = "ieee",
+    warps: int = 4,
 ) -> Tensor:
     """Compute the kernel of all pairs of images.
 
@@ -165,51 +180,64 @@ def pair_kernel(
         layers: The layers, of which the last is the readout.
         kernel_size: The side of the convolution kernels, an odd number.
         kind: The kernel to compute: "ntk" or "nngp".
-        precision: How the products with banded matrices are computed, as in `tl.dot`.
+        precision: How the products with banded matrices are computed, as in `tl.dot`: "ieee", or "tf32x3" for tensor
+            cores.
+        warps: The number of warps of one program.
 
     Returns:
         The kernel, of shape (n1, n2).
     """
     n1, n2, (height, width) = len(x1), len(x2), x1.shape[-2:]
-    hidden = len(layers) - 1
+    radius = kernel_size // 2
     numbers = [[each.weight_variance / kernel_size**2, each.bias_variance] for each in layers[:-1]]
     numbers.append([layers[-1].weight_variance, layers[-1].bias_variance])
     variances = torch.tensor(numbers, dtype=torch.float32, device=x1.device)
-    (pixels1, scales1), (pixels2, scales2) = (_prepared(x, layers, kernel_size) for x in (x1, x2))
-    out = torch.empty(n1, n2, dtype=torch.float32, device=x1.device)
     blocks = [max(16, triton.next_power_of_2(side)) for side in (height, width)]
+    one = _prepared(x1, layers, kernel_size, blocks)
+    two = one if x2 is x1 else _prepared(x2, layers, kernel_size, blocks)
+    out = torch.empty(n1, n2, dtype=torch.float32, device=x1.device)
     if out.numel():
+        rows = max(1, LAUNCHED // n2)
         with on_device(out):
-            _pair_kernel[(n1 * n2,)](
-                out,
-                pixels1,
-                pixels2,
-                scales1,
-                scales2,
-                variances,
-                n2,
-                height,
-                width,
-                hidden,
-                x1.shape[1],
-                kernel_size // 2,
-                kind == "ntk",
-                blocks[0],
-                blocks[1],
-                precision,
-                num_warps=4,
-            )
+            for start in range(0, n1, rows):
+                _pair_kernel[(min(rows, n1 - start) * n2,)](
+                    out,
+                    one[0],
+                    two[0],
+                    one[1],
+                    two[1],
+                    variances,
+                    start,
+                    n2,
+                    height * width,
+                    len(layers) - 1,
+                    x1.shape[1],
+                    radius,
+                    kind == "ntk",
+                    blocks[0],
+                    blocks[1],
+                    precision,
+                    num_warps=warps,
+                )
     return out
 
 
-def _prepared(x: Tensor, layers: Sequence[Layer], kernel_size: int) -> tuple[Tensor, Tensor]:
-    """Compute pixels of unit length and the scales of all layers, (n, layers, height, width), in float64."""
+def _prepared(x: Tensor, layers: Sequence[Layer], kernel_size: int, blocks: Sequence[int]) -> tuple[Tensor, Tensor]:
+    """Compute pixels of unit length and the scales of all layers in float64, and surround them with zeros.
+
+    Pixels have shape (n, channels, *blocks), and scales (n, layers, *blocks with a margin of half a window).
+    """
+    radius = kernel_size // 2
     wide = x.double()
     length = torch.linalg.vector_norm(wide, dim=1, keepdim=True)
     scales = [length]
     for number, layer in enumerate(layers[:-1]):
         seen = scales[-1] if number == 0 else math.sqrt(0.5) * scales[-1]
-        total = avg_pool2d(seen.square(), kernel_size, 1, kernel_size // 2)  # the mean, with zeros beyond the border
+        total = avg_pool2d(seen.square(), kernel_size, 1, radius)  # the mean, with zeros beyond the border
         scales.append((layer.weight_variance * total + layer.bias_variance).sqrt())
     unit = wide / length.clamp(min=torch.finfo(torch.float64).tiny)
-    return unit.float().contiguous(), torch.cat(scales, 1).float().contiguous()
+    below, right = (block - side for block, side in zip(blocks, x.shape[-2:], strict=True))
+    around = torch.cat(scales, 1).float()
+    return pad(unit.float(), [0, right, 0, below]), pad(
+        around, [radius, right + radius, radius, below + radius]
+    ).contiguous()

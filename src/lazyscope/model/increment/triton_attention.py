@@ -8,6 +8,8 @@ Longer than 350 lines because Triton kernels take every size and stride as an ar
 
 from __future__ import annotations
 
+from typing import no_type_check
+
 import torch
 import triton
 import triton.language as tl
@@ -21,12 +23,14 @@ from lazyscope.model.increment.triton_pointwise import falling, log1p_over, on_d
 
 
 @triton.jit
+@no_type_check
 def _tile(pointer, rows, columns, row_stride, column_stride, last_row, last_column):
     inside = (rows < last_row) & (columns < last_column)
     return tl.load(pointer + rows * row_stride + columns * column_stride, mask=inside, other=0.0)
 
 
 @triton.jit
+@no_type_check
 def _bias(scores, pointer, rows, columns, row_stride, column_stride, queries, keys, MASK: tl.constexpr):
     if MASK > 0:
         inside = (rows < queries) & (columns < keys)
@@ -39,6 +43,7 @@ def _bias(scores, pointer, rows, columns, row_stride, column_stride, queries, ke
 
 
 @triton.jit
+@no_type_check
 def _moved_scores(
     q0, dq, q1, k0, dk, bias, dbias, rows, start, skn, skd, sbm, sbn, sem, sen, factor, queries, keys,
     MASK: tl.constexpr, MOVING: tl.constexpr, CAUSAL: tl.constexpr, SIZE: tl.constexpr, D: tl.constexpr,
@@ -63,6 +68,7 @@ def _moved_scores(
 
 
 @triton.jit
+@no_type_check
 def _increment_kernel(
     out, level, q0, dq, q1, k0, dk, v1, dv, bias, dbias, sqb, sqh, sqm, sqd, skb, skh, skn, skd, svb, svh, svn, svd,
     sob, soh, som, sod, sbb, sbh, sbm, sbn, seb, seh, sem, sen, heads, group, queries, keys, factor, epsilon,
@@ -156,6 +162,7 @@ def _increment_kernel(
 
 
 @triton.jit
+@no_type_check
 def _query_kernel(
     dq, grad, q, k, v, bias, level, inner, sqb, sqh, sqm, sqd, skb, skh, skn, skd, svb, svh, svn, svd, sgb, sgh, sgm,
     sgd, sbb, sbh, sbm, sbn, sxb, sxh, sxm, sxd, heads, group, queries, keys, factor, MASK: tl.constexpr,
@@ -197,6 +204,7 @@ def _query_kernel(
 
 
 @triton.jit
+@no_type_check
 def _key_kernel(
     dk, dv, grad, q, k, v, bias, level, inner, sqb, sqh, sqm, sqd, skb, skh, skn, skd, svb, svh, svn, svd, sgb, sgh,
     sgm, sgd, sbb, sbh, sbm, sbn, sxb, sxh, sxn, sxd, syb, syh, syn, syd, heads, group, queries, keys, factor,
@@ -246,6 +254,7 @@ def _key_kernel(
 
 
 @triton.jit
+@no_type_check
 def _bias_kernel(
     parts, grad, q, k, v, bias, level, inner, sqb, sqh, sqm, sqd, skb, skh, skn, skd, svb, svh, svn, svd, sgb, sgh,
     sgm, sgd, sbb, sbh, sbm, sbn, heads, group, queries, keys, factor, CAUSAL: tl.constexpr, SIZE: tl.constexpr,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from typing import Any
+from typing import Any, no_type_check
 
 import torch
 import triton
@@ -17,11 +17,13 @@ _BLOCK = 1024
 
 
 @triton.jit
+@no_type_check
 def _sigmoid(x):
     return 1.0 / (1.0 + tl.exp(-x))
 
 
 @triton.jit
+@no_type_check
 def falling(t):
     """Compute (1 - exp(-t))/t for t ≥ 0."""
     series = 1.0 - t * (0.5 - t * (1 / 6 - t * (1 / 24 - t * (1 / 120 - t * (1 / 720)))))
@@ -29,6 +31,7 @@ def falling(t):
 
 
 @triton.jit
+@no_type_check
 def log1p_over(r):
     """Compute log(1 + r)/r for -1/2 ≤ r ≤ 1, as 2·atanh(z)/r with z = r/(2 + r)."""
     z = r / (2.0 + r)
@@ -37,12 +40,14 @@ def log1p_over(r):
 
 
 @triton.jit
+@no_type_check
 def _tanh_over(x):
     t = 2.0 * tl.abs(x)
     return 2.0 * falling(t) / (1.0 + tl.exp(-t))
 
 
 @triton.jit
+@no_type_check
 def _sigmoid_slope(a, step):
     b = a + step
     cross = _sigmoid(b) * _sigmoid(-a) + _sigmoid(a) * _sigmoid(-b)
@@ -50,16 +55,19 @@ def _sigmoid_slope(a, step):
 
 
 @triton.jit
+@no_type_check
 def _cdf(x):
     return 0.5 + 0.5 * tl.erf(x * 0.7071067811865476)
 
 
 @triton.jit
+@no_type_check
 def _density(x):
     return tl.exp(-0.5 * x * x) * 0.3989422804014327
 
 
 @triton.jit
+@no_type_check
 def _cdf_slope(a, step):
     # The mean over the step uses the five Gauss–Legendre nodes of `smooth`.
     near = tl.minimum(tl.maximum(step, -1.0), 1.0)
@@ -71,6 +79,7 @@ def _cdf_slope(a, step):
 
 
 @triton.jit
+@no_type_check
 def _slope(a, step, KIND: tl.constexpr):
     if KIND == 0:
         return _cdf(a + step) + a * _cdf_slope(a, step)
@@ -90,6 +99,7 @@ def _slope(a, step, KIND: tl.constexpr):
 
 
 @triton.jit
+@no_type_check
 def _increment_kernel(out, base, delta, epsilon, count, KIND: tl.constexpr, BLOCK: tl.constexpr):
     place = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     inside = place < count
@@ -112,6 +122,7 @@ def increment(kind: int, base: Tensor, delta: Tensor, epsilon: float) -> Tensor:
 
 
 @triton.jit
+@no_type_check
 def _relu_kernel(out, active, base, delta, alpha, bound, count, BLOCK: tl.constexpr):
     place = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     inside = place < count
@@ -131,6 +142,7 @@ def relu(base: Tensor, delta: Tensor, alpha: float, bound: float) -> tuple[Tenso
 
 
 @triton.jit
+@no_type_check
 def _norm_kernel(
     out,
     base,

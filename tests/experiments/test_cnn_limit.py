@@ -1,0 +1,75 @@
+"""Limit kernels on images: finite kernels are those of Jacobians, claims can fail, and the figure is drawn."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from lazyscope.experiments.cnn_limit import (
+    PUBLISHED,
+    SETTINGS,
+    average_vgg,
+    claims,
+    figure,
+    finite_kernel,
+    grid,
+    variance,
+)
+from lazyscope.lab.experiment import Result, Trial, Trials
+from lazyscope.lab.style import style
+from lazyscope.model.base import Model
+
+
+def planted(scale: str, *, slope: float = -0.5, shift: float = 0.0, residual: float = 0.0) -> Trials:
+    """Trials with the published accuracies, and finite nets that tend to their limit at a given rate."""
+    trials = []
+    flat = {3: 0.64, 4: 0.65, 6: 0.66, 11: 0.65, 21: 0.64}
+    for point in grid(scale):
+        kind = str(point["kind"])
+        result: Result = {"test_accuracy": 0.6 + shift / 100, "residual": residual}
+        if kind == "flattened":
+            result["test_accuracy"] = flat[int(point["depth"])]
+        elif kind in PUBLISHED:
+            at = str(point["kernel"]) if kind == "dense" else int(point["images"])
+            result["test_accuracy"] = (PUBLISHED[kind].get(at, 10.0 + int(point["images"])) + shift) / 100
+        elif kind == "trained":
+            result["test_accuracy"] = 0.84 - shift
+        elif kind in ("limit", "finite"):
+            away = float(point["width"]) ** slope if kind == "finite" else 0.0
+            result |= {"kernel": (1 + away) * np.ones((3, 3)), "predicted": (1 + away) * np.ones((3, 10))}
+            result["test_accuracy"] = 0.6 + (0 if kind == "limit" else shift / 10)
+        trials.append(Trial(point, result))
+    return Trials(trials)
+
+
+@pytest.mark.parametrize("scale", ["quick", "paper"])
+def test_claims_can_fail(scale: str) -> None:
+    def held(**changes: float) -> list[bool]:
+        return [claim.holds for claim in claims(planted(scale, **changes))]
+
+    assert all(held())
+    assert len(held()) == (5 if scale == "quick" else 13)
+    assert held(slope=-0.2)[:2] == [False, False]
+    assert held(residual=1e-3)[3] is False
+    if scale == "paper":
+        assert held(shift=4.0)[2] is False
+        assert not any(held(shift=4.0)[6:])
+
+
+def test_the_figure_is_drawn() -> None:
+    with style():
+        page = figure(planted("paper"))
+    depths, sizes, widths = page.axes
+    assert np.asarray(depths.lines[0].get_xdata()).tolist() == [3, 4, 6, 11, 21]
+    assert np.allclose(np.asarray(sizes.lines[1].get_ydata(), dtype=float), list(PUBLISHED["pooled"].values()))
+    assert len(widths.lines) == 3
+
+
+def test_finite_kernels_are_in_the_ntk_parametrisation() -> None:
+    x = SETTINGS["digits"].images()[0][:3].normalised().double()
+    net = average_vgg({"setting": "digits", "width": 2, "seed": 1}, x).double()
+    model = Model(net)
+    rates = [torch.full((w.numel(),), variance(name, w)) for name, w in model.params.items()]
+    jacobian = model.jacobian(x)
+    torch.testing.assert_close(finite_kernel(net, x, None), (jacobian * torch.cat(rates).double()) @ jacobian.T)
