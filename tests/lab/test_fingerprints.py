@@ -52,6 +52,8 @@ Grow = Callable[..., Experiment]
 def grow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Grow]:
     """Write modules, import the experiment of one of them, and return it."""
     monkeypatch.syspath_prepend(str(tmp_path))
+    # Python recognises outdated bytecode by the second of a change and the size of the file.
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)
 
     def forget() -> None:
         for name in [name for name in sys.modules if name.partition(".")[0] in NAMES]:

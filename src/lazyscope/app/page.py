@@ -6,11 +6,12 @@ import json
 from collections.abc import Iterable
 from html import escape
 from importlib.resources import files
+from pkgutil import resolve_name
 from typing import Any
 
-from lazyscope import __version__
 from lazyscope.app.tab import Tab
 
+_VERSION = "lazyscope:__version__"  # resolved when it is needed, since `lazyscope` itself imports everything
 _DRAWING = ("draw.js", "player.js", "gif.js", "export.js")
 
 
@@ -23,7 +24,7 @@ def explorer(tabs: Iterable[Tab]) -> str:
     Returns:
         The page as HTML.
     """
-    facts = {"version": __version__, "tabs": [tab.spec() for tab in tabs]}
+    facts = {"version": resolve_name(_VERSION), "tabs": [tab.spec() for tab in tabs]}
     return _filled(_read("explorer.html"), f"const EXPLORER = {embedded(facts)};", (*_DRAWING, "explorer.js"))
 
 
@@ -38,7 +39,7 @@ def document(title: str, caption: list[str], scene: str) -> str:
     Returns:
         The page as HTML.
     """
-    facts = {"version": __version__, "title": title, "caption": caption}
+    facts = {"version": resolve_name(_VERSION), "title": title, "caption": caption}
     data = f"const SCENE = {_closed(scene)};\nconst FACTS = {embedded(facts)};"
     html = (
         _read("scene.html").replace("{{ title }}", escape(title)).replace("{{ caption }}", escape("; ".join(caption)))

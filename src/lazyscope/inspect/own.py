@@ -177,7 +177,7 @@ def _code(optimiser: torch.optim.Optimizer) -> str:
     kind = type(optimiser)
     if getattr(torch.optim, kind.__name__, None) is not kind or len(optimiser.param_groups) > 1:
         return Training.code
-    usual = kind([torch.zeros(1, requires_grad=True)]).defaults
+    usual = kind([torch.zeros(1, requires_grad=True, device="cpu")]).defaults
     options = {name: value for name, value in optimiser.defaults.items() if name == "lr" or value != usual.get(name)}
     shown = "".join(f", {name}={float(value) if name == 'lr' else value!r}" for name, value in options.items())
     return f"optimiser = torch.optim.{kind.__name__}(net.parameters(){shown})"

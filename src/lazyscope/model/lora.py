@@ -25,7 +25,7 @@ class LowRank(nn.Module):
         super().__init__()
         self.layer = layer.requires_grad_(False)
         inputs, outputs = layer.in_features, layer.out_features
-        start = torch.randn(rank, inputs, generator=random) / math.sqrt(inputs)
+        start = torch.randn(rank, inputs, generator=random, device="cpu") / math.sqrt(inputs)
         self.a, self.b = nn.Parameter(start.to(layer.weight)), nn.Parameter(layer.weight.new_zeros(outputs, rank))
 
     def forward(self, x: Tensor) -> Tensor:

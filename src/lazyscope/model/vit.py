@@ -53,7 +53,7 @@ class ViT(nn.Module):
     ) -> None:
         super().__init__()
         self.embed = nn.Conv2d(channels, width, patch, patch)
-        self.position = nn.Parameter(0.02 * torch.randn((side // patch) ** 2, width))
+        self.position = nn.Parameter(0.02 * torch.randn((side // patch) ** 2, width, device="cpu"))
         self.blocks = nn.Sequential(*(Encoder(width, heads) for _ in range(depth)))
         self.norm, self.head = nn.LayerNorm(width), nn.Linear(width, outputs)
 

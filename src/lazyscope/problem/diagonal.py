@@ -25,9 +25,9 @@ def sparse_problem(dim: int, sparse: int, samples: int, seed: int) -> tuple[Tens
     Returns:
         The inputs, the targets and β*, in float64.
     """
-    random = torch.Generator().manual_seed(seed)
-    x = torch.randn(samples, dim, generator=random, dtype=torch.float64)
-    answer = torch.zeros(dim, dtype=torch.float64)
+    random = torch.Generator("cpu").manual_seed(seed)
+    x = torch.randn(samples, dim, generator=random, dtype=torch.float64, device="cpu")
+    answer = torch.zeros(dim, dtype=torch.float64, device="cpu")
     answer[:sparse] = 1 / math.sqrt(sparse)
     return x, x @ answer, answer
 
@@ -43,7 +43,7 @@ def net(depth: int, dim: int) -> Model:
     Returns:
         The model, in float64.
     """
-    start = torch.ones(dim, dtype=torch.float64)
+    start = torch.ones(dim, dtype=torch.float64, device="cpu")
     return Model(lambda w, x: x @ (w["u"] ** depth - w["v"] ** depth), {"u": start, "v": start.clone()})
 
 

@@ -126,7 +126,7 @@ def pretrained(name: str, device: torch.device) -> Pretrained:
     steps = setting.epochs * (len(x) // setting.batch)
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimiser, setting.lr, total_steps=steps, cycle_momentum=False)
     for _ in range(setting.epochs):
-        for rows in torch.randperm(len(x), generator=random).to(device).split(setting.batch):
+        for rows in torch.randperm(len(x), generator=random, device="cpu").to(device).split(setting.batch):
             if len(rows) == setting.batch:
                 _step(optimiser, net, x[rows], labels[rows])
                 schedule.step()
@@ -153,7 +153,7 @@ def new_data(name: str, classes: tuple[int, ...], device: torch.device) -> tuple
 def _chosen(data: Data, classes: Any, device: torch.device, count: int | None = None) -> Data:
     """The first images of some classes, whose labels become 0, 1, …"""
     x, labels = data
-    wanted = torch.tensor([*classes])
+    wanted = torch.tensor([*classes], device="cpu")
     rows = torch.isin(labels, wanted).nonzero().flatten()[:count]
     return x[rows].to(device), (labels[rows][:, None] == wanted).int().argmax(1).to(device)
 
@@ -174,7 +174,7 @@ def adapted(net: nn.Module, method: str, outputs: int) -> nn.Module:
     old = net.get_submodule(HEAD)
     assert isinstance(old, nn.Linear)
     head = nn.Linear(old.in_features, outputs).to(old.weight)
-    start = torch.randn(outputs, old.in_features, generator=stream(0, _HEAD)) / math.sqrt(old.in_features)
+    start = torch.randn(outputs, old.in_features, generator=stream(0, _HEAD), device="cpu") / math.sqrt(old.in_features)
     with torch.no_grad():
         head.weight.copy_(start)
         head.bias.zero_()
@@ -219,7 +219,7 @@ def fine_tune(net: nn.Module, optimiser: torch.optim.Optimizer, data: Data, batc
     random = stream(0, _BATCHES)
     for _ in range(steps):
         if batch < len(x):
-            rows = torch.randperm(len(x), generator=random)[:batch].to(x.device)
+            rows = torch.randperm(len(x), generator=random, device="cpu")[:batch].to(x.device)
             _step(optimiser, net, x[rows], y[rows])
         else:
             _step(optimiser, net, x, y)
@@ -298,7 +298,7 @@ def disentanglement(tasks: tuple[Task, Task], linear: bool, coefficients: Tensor
         The error for each pair (a, b), and the accuracy on each task, of shape (2, a, b).
     """
     count = len(coefficients)
-    error, hits = torch.zeros(count, count), torch.zeros(2, count, count)
+    error, hits = torch.zeros(count, count, device="cpu"), torch.zeros(2, count, count, device="cpu")
     zero = int((coefficients == 0).nonzero()[0])
     for t, task in enumerate(tasks):
         model = _tangent(task, tasks) if linear else _plain(task, tasks)
