@@ -225,6 +225,7 @@ def saved(visitor: Visitor, kind: str) -> tuple[str, bytes]:
     return waiting.value.suggested_filename, Path(waiting.value.path()).read_bytes()
 
 
+@pytest.mark.slow
 def test_pictures_contain_the_settings_and_nothing_else_at_the_edges(visitor: Visitor) -> None:
     visitor.open(tab="convex", step="1.9")
     name, text = saved(visitor, "SVG")
@@ -242,6 +243,7 @@ def test_pictures_contain_the_settings_and_nothing_else_at_the_edges(visitor: Vi
     assert len(np.unique(picture.reshape(-1, 3), axis=0)) > 20
 
 
+@pytest.mark.slow
 def test_a_film_has_all_frames(visitor: Visitor) -> None:
     visitor.open(tab="convex", step="1.9", steps="10")
     visitor.page.locator("#speed").select_option("0.5")

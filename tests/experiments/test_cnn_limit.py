@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
@@ -28,7 +30,7 @@ def planted(scale: str, *, slope: float = -0.5, shift: float = 0.0, residual: fl
         kind = str(point["kind"])
         result: Result = {"test_accuracy": 0.6 + shift / 100, "residual": residual}
         if kind in PUBLISHED:
-            at = {"flattened": point.get("depth"), "dense": point.get("kernel"), "pooled": point["images"]}[kind]
+            at: Any = {"flattened": point.get("depth"), "dense": point.get("kernel"), "pooled": point["images"]}[kind]
             result["test_accuracy"] = (PUBLISHED[kind].get(at, 10.0 + int(point["images"])) + shift) / 100
         elif kind == "trained":
             result["test_accuracy"] = 0.84 - shift

@@ -113,7 +113,12 @@ CASES: dict[str, Callable[[], Case]] = {
 }
 
 
-@pytest.mark.parametrize("name", CASES)
+LONGER = {"group-norm", "dropout, evaluated", "fused attention"}
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=pytest.mark.slow if name in LONGER else ()) for name in CASES]
+)
 def test_it_works(name: str) -> None:
     torch.manual_seed(0)
     case = CASES[name]()

@@ -97,6 +97,7 @@ def test_a_failing_trial_stops_no_other(
     assert len(list(tmp_path.rglob("*.npz"))) == POINTS - toy.chunk
 
 
+@pytest.mark.slow
 def test_a_trial_that_kills_its_workers_is_given_up(
     tmp_path: Path, toy: Experiment, cluster: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:

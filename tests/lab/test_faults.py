@@ -55,6 +55,7 @@ def assert_as_serial(toy: Experiment, out: Path, tmp_path: Path) -> None:
             assert np.array_equal(found.trial.result[name], value)
 
 
+@pytest.mark.slow
 def test_a_worker_and_then_the_client_are_killed(tmp_path: Path, toy: Experiment, farm: Farm, command: Command) -> None:
     log = {"TOY_LOG": str(tmp_path / "log.txt"), "TOY_SECONDS": "0.4"}
     victim, _ = farm.start_worker(**log), farm.start_worker(**log)

@@ -83,7 +83,7 @@ def _multiply(layer: nn.Module, factor: float) -> None:
         found.original.div_(factor)
 
 
-@pytest.mark.parametrize("layer", ["0", "2", "5"])
+@pytest.mark.parametrize("layer", ["0", "2", pytest.param("5", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("fault", ["rate", "start"])
 def test_a_planted_layer_is_named(layer: str, fault: str) -> None:
     def planted(width: int) -> nn.Module:

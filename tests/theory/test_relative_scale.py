@@ -106,6 +106,7 @@ def test_products_agree_with_the_dense_twin(seed: int) -> None:
     torch.testing.assert_close(dense.pair(u, v), torch.einsum("kij,si,sj->sk", dense.tensor, u, v))
 
 
+@pytest.mark.slow
 def test_large_models_are_searched_matrix_free() -> None:
     """Above the size of dense tensors, the norm is that of the second derivative in the direction found."""
     torch.manual_seed(0)
