@@ -43,7 +43,7 @@ Answer = tuple[int, dict[str, str], bytes]
 def ask(address: str, path: str = "/", method: str = "GET", **headers: str) -> Answer:
     """Send a request with exactly these headers, and a small body if it is a POST. In header names, `_` means `-`."""
     body = b"{}" if method == "POST" else None
-    line = http.client.HTTPConnection(address, timeout=20)
+    line = http.client.HTTPConnection(address, timeout=120)
     line.putrequest(method, path, skip_host="Host" in headers)
     for name, value in headers.items():
         line.putheader(name.replace("_", "-"), value)
@@ -128,11 +128,11 @@ def test_only_what_the_page_needs_exists(address: str, path: str, method: str) -
 
 
 def test_large_bodies_are_refused(address: str) -> None:
-    line = socket.create_connection(("127.0.0.1", int(address.rpartition(":")[2])), timeout=20)
+    line = socket.create_connection(("127.0.0.1", int(address.rpartition(":")[2])), timeout=120)
     line.sendall(f"GET /scene HTTP/1.1\r\nHost: {address}\r\nContent-Length: 50000000\r\n\r\n".encode())
     assert b" 413 " in line.recv(100), "refused before the body is sent"
     line.close()
-    line = socket.create_connection(("127.0.0.1", int(address.rpartition(":")[2])), timeout=20)
+    line = socket.create_connection(("127.0.0.1", int(address.rpartition(":")[2])), timeout=120)
     line.sendall(f"GET /scene HTTP/1.1\r\nHost: {address}\r\nTransfer-Encoding: chunked\r\n\r\n".encode())
     sent = 0
     try:
@@ -160,7 +160,7 @@ OTHER = """
 import encodings.idna, http.client, os, sys  # what others may not be able to read is loaded before
 os.setgroups([]); os.setgid(65534); os.setuid(65534)
 address, path, method = sys.argv[1:]
-line = http.client.HTTPConnection(address, timeout=20)
+line = http.client.HTTPConnection(address, timeout=120)
 line.request(method, path, b"{}" if method == "POST" else None, {"Origin": "http://" + address})
 answer = line.getresponse()
 print(answer.status, answer.read().decode())

@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 from PIL import Image
 from playwright.sync_api import Browser, Page
-from tests.app.visitor import CHROMIUM, Visitor, complaints_of, explorer, serious, until
+from tests.app.visitor import CHROMIUM, PATIENCE, Visitor, complaints_of, explorer, serious, until
 
 from lazyscope.app.setting import Choice, Steps, Switch
 from lazyscope.app.shelf import TABS
@@ -154,17 +154,24 @@ def test_presets_and_the_equation_follow_the_settings(visitor: Visitor) -> None:
     assert zigzag.get_attribute("aria-pressed") == "false"
 
 
+MOMENTS = """() => {
+  const moment = document.getElementById("moment");
+  window.moments = new Set();
+  new MutationObserver(() => window.moments.add(moment.textContent)).observe(
+    moment, { childList: true, characterData: true, subtree: true }
+  );
+}"""
+"""The script that collects every moment that is shown from now on, however slow the machine is."""
+
+
 def test_playing_has_a_speed_and_a_loop(visitor: Visitor) -> None:
     visitor.open(tab="convex", steps="10")
     page = visitor.page
     page.locator("#speed").select_option("4")
     page.locator("#loop").check()
+    page.evaluate(MOMENTS)
     page.locator("#play").press("Enter")
-    seen = {str(page.locator("#moment").inner_text())}
-    for _ in range(100):
-        page.wait_for_timeout(20)
-        seen.add(str(page.locator("#moment").inner_text()))
-    assert {"step 10", "step 0"} <= seen
+    until(page, "window.moments.has('step 10') && window.moments.has('step 0')")
     assert page.locator("#play").inner_text() == "❚❚ Pause", "it plays on after the end"
     page.locator("#loop").uncheck()
     until(page, "document.getElementById('play').textContent === '▶ Play'")
@@ -331,7 +338,7 @@ def test_a_stopped_server_is_said_and_found_again(browser: Browser) -> None:
         visitor = Visitor(browser, found.group())
         before = visitor.open(tab="convex")
         server.send_signal(signal.SIGINT)
-        server.wait(timeout=20)
+        server.wait(timeout=PATIENCE / 1000)
     page, port = visitor.page, found.group().rpartition(":")[2]
     alert = page.get_by_role("alert")
     alert.wait_for()
@@ -349,5 +356,5 @@ def test_a_stopped_server_is_said_and_found_again(browser: Browser) -> None:
             until(page, "document.getElementById('numbers').textContent.includes('1.3')")
         finally:
             server.send_signal(signal.SIGINT)
-            server.wait(timeout=20)
+            server.wait(timeout=PATIENCE / 1000)
     page.close()

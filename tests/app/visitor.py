@@ -28,7 +28,7 @@ from lazyscope.app.shelf import TABS
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 AXE = Path(__file__).parents[1] / "vendor" / "axe.min.js"
-PATIENCE = 30_000
+PATIENCE = 120_000
 """The timeout in milliseconds. It is generous, as no test measures time and CI machines are slow."""
 TELL = """
 document.addEventListener("drawn", () => requestAnimationFrame(() => setTimeout(() => drawn(Date.now()))));
@@ -48,7 +48,7 @@ def explorer() -> Iterator[str]:
             yield found.group()
         finally:
             server.send_signal(signal.SIGINT)
-            server.wait(timeout=20)
+            server.wait(timeout=PATIENCE / 1000)
 
 
 @contextmanager
