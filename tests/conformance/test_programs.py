@@ -110,7 +110,7 @@ def outcome(program: Program, check: Callable[[Trial], None], trial: Trial) -> s
     return "exact"
 
 
-@pytest.mark.timeout(1800 if SLOW else 300)
+@pytest.mark.timeout(1800 if SLOW else 900)
 def test_no_program_is_wrong(capsys: pytest.CaptureFixture[str]) -> None:
     found: dict[str, Counter[str]] = {name: Counter() for name in CHECKS}
     skipped: list[Program] = []
