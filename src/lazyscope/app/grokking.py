@@ -175,9 +175,9 @@ def draw(values: Values) -> Scene:
 TAB = Tab(
     "grokking",
     "Grokking",
-    "A network learns addition modulo p from 85 % of the table. Its tangent kernel can fit these pairs but predicts"
-    " hardly any of the others, so generalisation has to wait until features move. They move later for larger α: the"
-    " network fits first and understands later, or never.",
+    "A network learns addition modulo p from 85 % of the table. Its tangent kernel fits these pairs but predicts"
+    " almost none of the others, so the network generalises only after its features have moved. For larger α they move"
+    " later, long after the training pairs are fitted, or never.",
     {
         "alpha": Steps(
             "Scale α",

@@ -193,7 +193,9 @@ def claims(trials: Trials) -> list[Claim]:
     correlation, bound = (ranked(all_runs, name) for name in ("criterion", "worst"))
     each = ", ".join(f"{kind} {ranked(runs(trials, optimiser=kind), 'criterion'):.2f}" for kind in KINDS)
     measured = [side(float(value), LAZY_GAP, FEATURE_GAP) for value in all_runs["deviation"]]
-    agreeing = float(np.mean([str(word) == told for word, told in zip(measured, all_runs["verdict"], strict=True)]))
+    agreeing = float(
+        np.mean([str(found) == verdict for found, verdict in zip(measured, all_runs["verdict"], strict=True)])
+    )
     plain, linear = (float(errors(trials, word)[np.ix_(BOX, BOX)].mean()) for word in ("plain", "linear"))
     return [
         Claim(

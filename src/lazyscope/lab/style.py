@@ -103,12 +103,12 @@ class Style:
 
     Args:
         settings: The settings of matplotlib while a figure is drawn and saved.
-        single: The width of a figure with one column of panels, in inches, or None for the width that the figure asks.
+        single: The width of a figure with one column of panels, in inches, or None to use the figure's own width.
         double: The width of a figure with several columns of panels.
         stacked: The width of a figure with several columns and several rows of panels.
         lowest: The least height of a row of panels, if the style sets the width.
-        box: The width and the height that the finished figure fills, with enlarged type and lines, or None for a figure
-            that is not enlarged.
+        box: The width and height in inches to which the whole figure is scaled, including text and lines, or None to
+            leave its size unchanged.
     """
 
     settings: dict[Any, Any]

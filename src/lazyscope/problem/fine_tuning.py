@@ -302,10 +302,10 @@ def disentanglement(tasks: tuple[Task, Task], linear: bool, coefficients: Tensor
     zero = int((coefficients == 0).nonzero()[0])
     for t, task in enumerate(tasks):
         model = _tangent(task, tasks) if linear else _plain(task, tasks)
-        told = torch.stack([torch.stack([model(a, b).argmax(1) for b in coefficients]) for a in coefficients])
-        own = told[:, zero : zero + 1] if t == 0 else told[zero : zero + 1]
-        error += (told != own).float().mean(-1).cpu()
-        hits[t] = (told == task.labels).float().mean(-1).cpu()
+        predicted = torch.stack([torch.stack([model(a, b).argmax(1) for b in coefficients]) for a in coefficients])
+        alone = predicted[:, zero : zero + 1] if t == 0 else predicted[zero : zero + 1]
+        error += (predicted != alone).float().mean(-1).cpu()
+        hits[t] = (predicted == task.labels).float().mean(-1).cpu()
     return error, hits
 
 

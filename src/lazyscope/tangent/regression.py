@@ -164,7 +164,7 @@ def _solve(kernel: Float[Tensor, "N N"], right: Float64[Tensor, "N m"], shift: f
     norms = right.norm(dim=0).clamp(min=torch.finfo(torch.float64).tiny)
 
     def residual(found: Float64[Tensor, "N m"]) -> Float64[Tensor, "m"]:
-        """Multiply by rows of the kernel, so that there is no second copy of it."""
+        """Compute the relative residual block by block, without a second copy of the kernel."""
         parts = (_rows(kernel, part) @ found for part in _parts(len(kernel)))
         result: Tensor = (right - torch.cat(list(parts)) - shift * found).norm(dim=0) / norms
         return result
