@@ -13,8 +13,8 @@ older version of JAX, so that it runs in its own environment, where only NumPy i
     nt/bin/python benchmarks/limit.py --peer
 
 With --device cuda, a second table has the GPU program for flattened readouts, for each precision of its products and
-number of warps: the error near x = ±x' and elsewhere, and the time of an entry. --cifar adds kernels and ridgeless
-regression for random images in the numbers of CIFAR-10, or for CIFAR-10 itself where it is found.
+number of warps: the error near x = ±x' and elsewhere, and the time of an entry, also for pooled readouts. --cifar adds
+kernels and ridgeless regression for random images in the numbers of CIFAR-10, or for CIFAR-10 itself where it is found.
 """
 
 from __future__ import annotations
@@ -114,22 +114,29 @@ def program(repeats: int) -> None:
     layers, few = stack(6, 2.0, 0.0, None, None), pairs()
     exact = {kind: limit_kernel_convolution(few.double(), depth=6, kind=kind, weight_variance=2.0) for kind in KINDS}
     x = torch.from_numpy(np.random.default_rng(0).standard_normal((2000, 3, 32, 32)).astype(np.float32)).cuda()
-    print(f"\n{'products':12}{'warps':>6}{'ntk error':>12}{'nngp error':>12}{'µs an entry':>14}")
+    print(f"\n{'products':12}{'warps':>6}{'ntk error':>12}{'nngp error':>12}{'µs an entry':>14}{'pooled':>14}")
     for precision in ("ieee", "tf32x3"):
         for warps in (2, 4, 8, 16):
             errors = []
             for kind in KINDS:
-                found = pair_kernel(few.cuda(), few.cuda(), layers, 3, kind, precision, warps).cpu().double()
-                errors.append(float((found - exact[kind]).abs().max() / exact[kind].abs().max()))
+                found = (
+                    pair_kernel(few.cuda(), few.cuda(), layers, 3, kind, precision=precision, warps=warps)
+                    .cpu()
+                    .double()
+                )
+                errors.append(float((found.cpu().double() - exact[kind]).abs().max() / exact[kind].abs().max()))
 
             def compute(precision: str = precision, warps: int = warps) -> None:
-                pair_kernel(x, x, layers, 3, "ntk", precision, warps)
+                pair_kernel(x, x, layers, 3, "ntk", precision=precision, warps=warps)
                 torch.cuda.synchronize()
 
-            wall = timed(compute, repeats)[0]
-            print(
-                f"{precision:12}{warps:6}{errors[0]:12.1e}{errors[1]:12.1e}{1e6 * wall / len(x) ** 2:14.4f}", flush=True
-            )
+            def pool(precision: str = precision, warps: int = warps) -> None:
+                pair_kernel(x[:100], x[:100], layers, 3, "ntk", pooled=True, precision=precision, warps=warps)
+                torch.cuda.synchronize()
+
+            times = 1e6 * timed(compute, repeats)[0] / len(x) ** 2, 1e6 * timed(pool, 1)[0] / 100**2
+            row = f"{precision:12}{warps:6}{errors[0]:12.1e}{errors[1]:12.1e}{times[0]:14.4f}{times[1]:14.2f}"
+            print(row, flush=True)
 
 
 def cifar(device: str, count: int, tests: int) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -61,12 +62,18 @@ def test_stacks_for_the_gpu_program_are_recognised() -> None:
         graph, sites = _read(module, images, "default", parametrisation)
         return convolution_stack(graph, sites)
 
-    found = recognised(net())
-    assert found is not None
-    for kind in ("ntk", "nngp"):
-        expected = limit_kernel(net(), images, kind=kind)
-        torch.testing.assert_close(limit_kernel_convolution(images, kind=kind, **found.options), expected)
-    assert recognised(net(), "standard") is None
+    layers = nn.Conv2d(2, 6, 3, padding=1), nn.ReLU(), nn.Conv2d(6, 8, 3, padding=1), nn.ReLU()
+    pooled = nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, 1)).double()
+    ways: tuple[Any, ...] = ("ntk", "standard")
+    for module, way in product((net(), pooled), ways):
+        found = recognised(module, way)
+        assert found is not None
+        assert found.options["pooled"] == (module is pooled)
+        for kind in ("ntk", "nngp"):
+            expected = limit_kernel(module, images, kind=kind, parametrisation=way)
+            torch.testing.assert_close(limit_kernel_convolution(images, kind=kind, **found.options), expected)
+    quarters = nn.Sequential(*layers, nn.AdaptiveAvgPool2d(2), nn.Flatten(), nn.Linear(32, 1)).double()
+    assert recognised(quarters) is None
     assert recognised(net(stride=2)) is None
     assert recognised(net(end=nn.GELU())) is None
 

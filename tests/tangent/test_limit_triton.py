@@ -19,32 +19,51 @@ import lazyscope
 from lazyscope.tangent import limit_kernel_convolution
 from lazyscope.tangent.limit_dense import Kind, stack
 
-CASES = [(5, 7, 3, 0.0), (16, 16, 3, 0.1), (20, 32, 5, 0.0)]
-"""The height and the width of the images, the side of the kernels, and the variance of the biases."""
+CASES = [(5, 7, 3, 0.0, False), (16, 16, 3, 0.1, False), (20, 32, 5, 0.0, False), (3, 2, 3, 0.1, True)]
+"""The height and the width of the images, the side of the kernels, the variance of the biases, and global pooling."""
+
+LARGE = [(32, 32, 3, 0.0, True), (7, 12, 5, 0.1, True)]
+"""Cases that are too large for the interpreter."""
+
+RATES = (0.0, 2.0, 1.0, 0.0, 3.0, 0.5)
+"""The rates of the weights of six layers, some of which are fixed."""
 
 
-def error(kind: Kind, height: int, width: int, size: int, bias: float, device: str, precision: str) -> float:
-    """The error of the program, relative to the largest entry."""
+def error(kind: Kind, case: tuple[int, int, int, float, bool], device: str, precision: str) -> float:
+    """The larger of the errors with the rates of the NTK parametrisation and with others, over the largest entry."""
     from lazyscope.tangent.triton_limit import pair_kernel
 
+    height, width, size, bias, pooled = case
     x = normal(4, 3, height, width, dtype=torch.float32)
     x[1], x[2] = -x[0], 2 * x[0] + 1e-4 * x[2]
     x[3, :, : height // 2] = 0
-    place, layers = x.to(device), stack(6, 2.0, bias, None, None)
-    found = pair_kernel(place, place, layers, size, kind, precision).cpu().double()
-    exact = limit_kernel_convolution(
-        x.double(), depth=6, kernel_size=size, kind=kind, weight_variance=2.0, bias_variance=bias
-    )
-    return float((found - exact).abs().max() / exact.abs().max())
+    x = x[2:] if pooled else x  # Triton's interpreter is slow
+    place, errors = x.to(device), []
+    for rates in (None, RATES):
+        layers = stack(6, 2.0, bias, rates, None if rates is None else rates[::-1])
+        found = pair_kernel(place, place, layers, size, kind, pooled=pooled, precision=precision).cpu().double()
+        exact = limit_kernel_convolution(
+            x.double(),
+            depth=6,
+            pooled=pooled,
+            kernel_size=size,
+            kind=kind,
+            weight_variance=2.0,
+            bias_variance=bias,
+            weight_rate=rates,
+            bias_rate=None if rates is None else rates[::-1],
+        )
+        errors.append(float((found - exact).abs().max() / exact.abs().max()))
+    return max(errors)
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 @pytest.mark.parametrize("precision", ["ieee", "tf32x3"])
 @pytest.mark.parametrize("kind", ["ntk", "nngp"])
-@pytest.mark.parametrize("case", CASES)
-def test_pairs_of_images(kind: Kind, case: tuple[int, int, int, float], precision: str) -> None:
+@pytest.mark.parametrize("case", CASES + LARGE)
+def test_pairs_of_images(kind: Kind, case: tuple[int, int, int, float, bool], precision: str) -> None:
     pytest.importorskip("triton")
-    assert error(kind, *case, "cuda", precision) < 1e-6
+    assert error(kind, case, "cuda", precision) < 1e-6
 
 
 def test_interpreted() -> None:
@@ -71,4 +90,4 @@ def test_programs_are_not_type_checked() -> None:
 
 if __name__ == "__main__":
     for case in CASES:
-        print(*(error(kind, *case, "cpu", "ieee") for kind in ("ntk", "nngp")))
+        print(*(error(kind, case, "cpu", "ieee") for kind in ("ntk", "nngp")))

@@ -86,20 +86,18 @@ SETTINGS = {
 def grid(scale: str) -> list[Params]:
     """List the kernels with their numbers of training and test images, and finite nets of several widths."""
     depths: tuple[int, ...]
-    sizes: tuple[int, ...]
     widths: tuple[int, ...]
     if scale == "paper":
         name, every = "CIFAR-10", {"images": 50_000, "tests": 10_000}
-        depths, sizes, pooled, tests = (3, 4, 6, 11, 21), (160, 320, 640, 1280), 14, 1000
+        depths, pooled = (3, 4, 6, 11, 21), {"depth": 14, "images": 1280, "tests": 1000, "halvings": 3}
         few, widths, seeds, epochs = {"images": 640, "tests": 1000}, (1, 2, 4, 8), 1, 60
     else:
         name, every = "digits", {"images": 96, "tests": 128}
-        depths, sizes, pooled, tests = (3, 6), (12, 24), 3, 32
+        depths, pooled = (3, 6), {"depth": 3, "images": 24, "tests": 32, "halvings": 1}
         few, widths, seeds, epochs = {"images": 20, "tests": 24}, (2, 8, 32), 5, 60
     rows: list[Params] = [{"kind": FLAT, "depth": depth, **every} for depth in depths]
     rows += [{"kind": DENSE, "kernel": kernel, **every} for kernel in ("nngp", "ntk")]
-    rows += [{"kind": POOLED, "depth": pooled, "images": n, "tests": tests} for n in sizes]
-    rows += [{"kind": LIMIT, **few}]
+    rows += [{"kind": POOLED, **pooled}, {"kind": LIMIT, **few}]
     rows += [{"kind": FINITE, "width": width, "seed": seed, **few} for width in widths for seed in range(seeds)]
     rows += [{"kind": TRAINED, "epochs": epochs, "width": 1 if scale == "paper" else 4, **every}]
     return [{"setting": name, **row} for row in rows]
@@ -125,7 +123,8 @@ def _fitted(point: Params, device: torch.device) -> Result:
     if device.type == "cuda":
         torch.cuda.synchronize(device)
     computed = time.perf_counter()
-    fit = kernel_regression(kernel, None, _one_hot(seen.labels), ridge=RIDGE if point["kind"] == DENSE else 0.0)
+    ridge = RIDGE if point["kind"] == DENSE else 0.0
+    fit = kernel_regression(kernel, None, _one_hot(seen.labels), ridge=ridge)
     predicted = fit.predict(cross)
     solved = time.perf_counter()
     entries = kernel.numel() / 2 + cross.numel()
@@ -137,6 +136,10 @@ def _fitted(point: Params, device: torch.device) -> Result:
         "entry_microseconds": 1e6 * (computed - began) / entries,
         "peak_memory": peak_memory(device),
     }
+    for halvings in range(1, int(point.get("halvings", 0)) + 1):  # with the first half of the images, and so on
+        n = len(seen) >> halvings
+        fit = kernel_regression(kernel[:n, :n], None, _one_hot(seen.labels[:n]), ridge=ridge)
+        result[f"test_accuracy_{n}"] = fit.accuracy(cross[:, :n], unseen.labels)
     if point["kind"] in (LIMIT, FINITE):
         # Without a ridge, predictions do not depend on the scale of the kernel, which fluctuates most.
         shape = kernel.double() / kernel.double().trace()
@@ -250,6 +253,21 @@ def accuracies(trials: Trials, kind: str, name: str) -> dict[Any, float]:
     return {t.params[name]: 100 * float(t.result["test_accuracy"]) for t in trials.where(kind=kind)}
 
 
+def pooled_accuracies(trials: Trials) -> dict[int, float]:
+    """Return the test accuracies in % of the pooled kernel, by the number of training images.
+
+    Args:
+        trials: All trials.
+
+    Returns:
+        The accuracies.
+    """
+    (pooled,) = trials.where(kind=POOLED)
+    n, halvings = int(pooled.params["images"]), int(pooled.params["halvings"])
+    names = {n >> k: f"test_accuracy_{n >> k}" if k else "test_accuracy" for k in range(halvings, -1, -1)}
+    return {size: 100 * float(pooled.result[name]) for size, name in names.items()}
+
+
 def claims(trials: Trials) -> list[Claim]:
     """Check the limit of finite nets, interpolation, and published accuracies at the size of the sources."""
     width = Width(trials)
@@ -257,7 +275,7 @@ def claims(trials: Trials) -> list[Claim]:
     last = float(width.accuracy[-1]) - width.limit
     allowed = 200 * math.sqrt(0.25 / int(trials.where(kind=LIMIT)[0].params["tests"]))
     flat = accuracies(trials, FLAT, "depth")
-    pooled = list(accuracies(trials, POOLED, "images").values())
+    pooled = list(pooled_accuracies(trials).values())
     misfit = float(trials.where(kind=FLAT).column("residual").max())
     found = [
         Claim(
@@ -314,9 +332,10 @@ def _published(trials: Trials, flat: dict[Any, float]) -> list[Claim]:
             trained >= max(flat.values()) + 10,
         ),
     ]
-    for kind, name in ((FLAT, "depth"), (DENSE, "kernel"), (POOLED, "images")):
-        for at, each in accuracies(trials, kind, name).items():
-            tests = int(next(t for t in trials.where(kind=kind) if t.params[name] == at).params["tests"])
+    rows = {(FLAT, "depth"): flat, (DENSE, "kernel"): accuracies(trials, DENSE, "kernel")}
+    for (kind, name), row in {**rows, (POOLED, "images"): pooled_accuracies(trials)}.items():
+        tests = int(trials.where(kind=kind)[0].params["tests"])
+        for at, each in row.items():
             error = 100 * math.sqrt(each / 100 * (1 - each / 100) / tests)
             near, source = max(NEAR, 2 * error), PUBLISHED[kind][at]
             found.append(
@@ -344,7 +363,7 @@ def figure(trials: Trials) -> Figure:
     trained = 100 * float(trials.where(kind=TRAINED)[0].result["test_accuracy"])
     depths.axhline(trained, color=RED, lw=1.2, label="trained VGG")
     depths.set(title="all images", xlabel="depth", ylabel="test accuracy, %")
-    pooled = accuracies(trials, POOLED, "images")
+    pooled = pooled_accuracies(trials)
     _curve(sizes, pooled, PUBLISHED[POOLED] if published else {}, "convolutional NTK, pooled", BLUE)
     sizes.set(title="few images", xlabel="training images", ylabel="test accuracy, %")
     width = Width(trials)

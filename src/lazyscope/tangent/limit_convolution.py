@@ -18,10 +18,13 @@ from lazyscope.errors import ModelError
 from lazyscope.memory import Memory
 from lazyscope.model.increment.fused import on_gpu
 from lazyscope.tangent.limit_covariance import Covariance
-from lazyscope.tangent.limit_dense import NUMBERS, Kind, Layer, Layout, PerLayer, check_inputs, recursion, stack
+from lazyscope.tangent.limit_dense import NUMBERS, Kind, Layout, PerLayer, check_inputs, recursion, stack
 from lazyscope.tangent.limit_duals import Dual, find_dual
 from lazyscope.tangent.limit_field import Window
 from lazyscope.tangent.pairwise import by_blocks
+
+BLOCKS = {"flattened": 4096, "pooled": 256}
+"""The number of rows and columns of a block of the GPU program: enough to keep it busy, and few below the diagonal."""
 
 
 @without_autocast
@@ -91,9 +94,9 @@ def limit_kernel_convolution(
     positions = height * width
     layout = (Pairs if pooled else Places)(kernel_size, height, width)
     fused = (
-        not pooled
-        and activation == "relu"
-        and on_ntk(layers)
+        activation == "relu"
+        and len(layers) > 1
+        and all(each.weight_variance > 0 for each in layers[:-1])
         and fusible([x1] if x2 is None else [x1, x2], kernel_size)
     )
 
@@ -101,22 +104,19 @@ def limit_kernel_convolution(
         if fused:
             from lazyscope.tangent.triton_limit import pair_kernel
 
-            return pair_kernel(some, others, layers, kernel_size, kind)
+            return pair_kernel(some, others, layers, kernel_size, kind, pooled=pooled)
         start = Covariance.of(layout.pixels(some), layout.pixels(others))
         return recursion(start, layers, dual, layout, kind)
 
-    numbers = 2 if fused else NUMBERS * (positions**2 if pooled else positions)
-    return by_blocks(block, x1, x2, numbers=numbers, memory=memory, title="limit kernel")
-
-
-def on_ntk(layers: Sequence[Layer]) -> bool:
-    """Whether there are hidden layers, and all layers are in the NTK parametrisation."""
-    ntk = all(each.weight_rate == each.weight_variance and each.bias_rate == each.bias_variance for each in layers)
-    return ntk and len(layers) > 1
+    if fused:
+        numbers, largest = 2, BLOCKS["pooled" if pooled else "flattened"]
+    else:
+        numbers, largest = NUMBERS * (positions**2 if pooled else positions), None
+    return by_blocks(block, x1, x2, numbers=numbers, memory=memory, title="limit kernel", largest=largest)
 
 
 def fusible(images: Sequence[Tensor], kernel_size: int) -> bool:
-    """Whether one GPU program computes all positions of a pair of images, for ReLU and a flattened readout."""
+    """Whether one GPU program computes all positions of a pair of images, for ReLU."""
     if not on_gpu(*images):
         return False
     from lazyscope.tangent.triton_limit import supported

@@ -1,4 +1,4 @@
-"""Networks of convolutions and ReLU with a flattened readout, which one GPU program computes."""
+"""Networks of convolutions and ReLU with a flattened or pooled readout, which one GPU program computes."""
 
 from __future__ import annotations
 
@@ -30,19 +30,22 @@ class ConvolutionStack:
 
 
 def convolution_stack(graph: LimitGraph, sites: Mapping[fx.Node, Site]) -> ConvolutionStack | None:
-    """Recognise convolutions of one odd size with stride 1 and 'same' zero padding, each with ReLU, then a readout.
+    """Recognise convolutions of one odd size with stride 1 and 'same' zero padding, each with ReLU, and a readout.
 
     Args:
         graph: The graph.
         sites: The variances and rates of each layer.
 
     Returns:
-        The network, or `None` if the graph has another form or another parametrisation.
+        The network, whose readout takes all positions or their mean, or `None` if the graph has another form.
     """
     hidden = [node for node in graph.nodes if graph.classes.get(node) == "hidden" and node.op == "call_function"]
     if len(hidden) < 4:
         return None
     *body, view, last = hidden
+    pooled = len(body) % 2 == 1
+    if pooled and not _mean(body.pop()):
+        return None
     layers = body[::2]
     operations = [node.target for node in (*layers, *body[1::2], view)]
     expected = [aten.convolution.default] * len(layers) + [aten.relu.default] * len(layers) + [aten.view.default]
@@ -58,15 +61,17 @@ def convolution_stack(graph: LimitGraph, sites: Mapping[fx.Node, Site]) -> Convo
     if not all(_plain(node, size) for node in layers) or len(shape(view)) != 2 or shape(view)[0] != 1:
         return None
     chosen = [sites[node] for node in (*layers, last)]
-    if any(s.weight_rate != s.weight_variance or s.bias_rate != s.bias_variance for s in chosen):
-        return None
     # `limit_kernel_convolution` divides by the fan-in, except for the channels of the images.
     counts = [size**2 * (1 if i == 0 else shape(node)[1]) for i, node in enumerate([start, *layers[:-1]])]
+    counts.append(shape(view)[1])
     options = {
         "depth": len(chosen),
+        "pooled": pooled,
         "kernel_size": size,
-        "weight_variance": [s.weight_variance * n for s, n in zip(chosen, [*counts, shape(view)[1]], strict=True)],
+        "weight_variance": [s.weight_variance * n for s, n in zip(chosen, counts, strict=True)],
         "bias_variance": [s.bias_variance for s in chosen],
+        "weight_rate": [s.weight_rate * n for s, n in zip(chosen, counts, strict=True)],
+        "bias_rate": [s.bias_rate for s in chosen],
     }
     return ConvolutionStack(start, options)
 
@@ -76,3 +81,10 @@ def _plain(node: Any, size: int) -> bool:
     _, weight, _, stride, padding, dilation, transposed, _, groups = arguments(node)
     same = shape(weight)[2:] == (size, size) and size % 2 == 1 and list(padding) == [size // 2] * 2
     return same and list(stride) == [1, 1] and list(dilation) == [1, 1] and not transposed and groups == 1
+
+
+def _mean(node: Any) -> bool:
+    """Whether a node takes the mean over all positions."""
+    if node.target not in (aten.mean.dim, aten._adaptive_avg_pool2d.default):
+        return False
+    return shape(node)[2:] in ((1, 1), ()) and len(shape(node)) in (2, 4)

@@ -26,7 +26,14 @@ On a CPU, small blocks stay in its cache, and symmetric kernels need only little
 
 
 def by_blocks(
-    block: Block, x1: Tensor, x2: Tensor | None, *, numbers: int, memory: Memory | None, title: str
+    block: Block,
+    x1: Tensor,
+    x2: Tensor | None,
+    *,
+    numbers: int,
+    memory: Memory | None,
+    title: str,
+    largest: int | None = None,
 ) -> Float[Tensor, "n1 n2"]:
     """Compute the kernel of all pairs of inputs; it is symmetric to the last bit if `x2` is `None`.
 
@@ -39,6 +46,8 @@ def by_blocks(
         memory: A bound on the bytes of these entries, as a number or a string such as "2GB". A block has at least one
             pair.
         title: What is computed, for the progress bar and for error messages.
+        largest: The largest number of rows and columns of a block, whatever the memory. Small blocks avoid work below
+            the diagonal.
 
     Returns:
         The kernel, of shape (n1, n2). Autograd differentiates through it, and then keeps the intermediate results of
@@ -53,6 +62,7 @@ def by_blocks(
     sizes = len(x1), None if x2 is None else len(x2)
     bound = parse_memory(memory) or default_memory(x1.device, DEFAULT)
     side = math.isqrt(bound // (numbers * x1.element_size()))
+    side = side if largest is None else min(side, largest)
     return by_slices(lambda i, j: block(x1[i], others[j]), sizes, x1.new_empty(0), side, followed, title)
 
 

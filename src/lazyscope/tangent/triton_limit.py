@@ -1,8 +1,13 @@
-"""The kernel of a ReLU network of convolutions with a flattened readout, as one GPU program for each pair of images.
+"""The kernel of a ReLU network of convolutions, as one GPU program for each pair of images.
 
 All positions of a pair stay on chip from the pixels to the readout. The recursion is that of `limit_covariance`: 1 - c
 is a sum of non-negative terms, so that float32 is sufficient also near x = ±x'. Sums over the windows of a convolution
 are products with banded matrices. Scales of single images are computed in advance, for all layers.
+
+A flattened readout needs the positions (p, p) only, and a pooled one all pairs (p, p + d). Convolutions do not mix
+different displacements d, so that pooling is a sum over displacements of what flattening does for d = 0. Since d and
+d - height occur at different positions p, both fit into one image: the second image is rotated, and the banded matrices
+are cut where its border is. There are then as many rotations as positions.
 """
 
 from __future__ import annotations
@@ -30,6 +35,9 @@ LARGEST = 32
 
 LAUNCHED = 1 << 30
 """The largest number of programs launched at once: Triton silently ignores grids of 2³¹ programs and more."""
+
+FEW = 4096
+"""The number of pairs that keeps a large GPU busy with one program each."""
 
 
 @triton.jit
@@ -64,16 +72,25 @@ def _window(values, BAND_H, BAND_W, PRECISION: tl.constexpr):
 
 @triton.jit
 @no_type_check
-def _apart(left, right, at, one, two, weight, bias, half, STRIDE: tl.constexpr, RADIUS: tl.constexpr):
+def _apart(left, right, at, there, one, two, weight, bias, half, STRIDE: tl.constexpr, RADIUS: tl.constexpr):
     """Half the squared distance between the directions of the scales that the windows of two images see."""
     one = tl.where(one > 0.0, 1.0 / one, 0.0)
     two = tl.where(two > 0.0, 1.0 / two, 0.0)
     total = bias * (one - two) * (one - two)
     for i in tl.static_range(-RADIUS, RADIUS + 1):
         for j in tl.static_range(-RADIUS, RADIUS + 1):
-            gap = tl.load(left + at + (i * STRIDE + j)) * one - tl.load(right + at + (i * STRIDE + j)) * two
+            gap = tl.load(left + at + (i * STRIDE + j)) * one - tl.load(right + there + (i * STRIDE + j)) * two
             total += (half * weight) * gap * gap
     return 0.5 * total
+
+
+@triton.jit
+@no_type_check
+def _band(size, cut, RADIUS: tl.constexpr, BLOCK: tl.constexpr):
+    """The banded matrix of a window whose positions before and after `cut` are apart."""
+    row, column = tl.arange(0, BLOCK)[:, None], tl.arange(0, BLOCK)[None, :]
+    near = (row - column <= RADIUS) & (column - row <= RADIUS)
+    return (near & ((row < size - cut) == (column < size - cut))).to(tl.float32)
 
 
 @triton.jit
@@ -84,10 +101,12 @@ def _pair_kernel(
     pixels2,
     scales1,
     scales2,
-    variances,
+    numbers,
     start,
     n2,
-    positions,
+    height,
+    width,
+    ROTATIONS: tl.constexpr,
     HIDDEN: tl.constexpr,
     CHANNELS: tl.constexpr,
     RADIUS: tl.constexpr,
@@ -98,54 +117,60 @@ def _pair_kernel(
 ):
     i, j = start + (tl.program_id(0) // n2).to(tl.int64), (tl.program_id(0) % n2).to(tl.int64)
     rows, columns = tl.arange(0, BLOCK_H)[:, None], tl.arange(0, BLOCK_W)[None, :]
-    gap_h = tl.arange(0, BLOCK_H)[:, None] - tl.arange(0, BLOCK_H)[None, :]
-    gap_w = tl.arange(0, BLOCK_W)[:, None] - tl.arange(0, BLOCK_W)[None, :]
-    band_h = ((gap_h <= RADIUS) & (gap_h >= -RADIUS)).to(tl.float32)
-    band_w = ((gap_w <= RADIUS) & (gap_w >= -RADIUS)).to(tl.float32)
-    # The pixels have unit length, or length 0, so that 1 ∓ c is half the squared distance between them.
-    below = tl.zeros((BLOCK_H, BLOCK_W), tl.float32)
-    above = tl.zeros((BLOCK_H, BLOCK_W), tl.float32)
-    first, second = (i * CHANNELS) * (BLOCK_H * BLOCK_W), (j * CHANNELS) * (BLOCK_H * BLOCK_W)
-    for c in tl.static_range(CHANNELS):
-        pixel = c * BLOCK_H * BLOCK_W + rows * BLOCK_W + columns
-        u, v = tl.load(pixels1 + first + pixel), tl.load(pixels2 + second + pixel)
-        below += 0.5 * (u - v) * (u - v)
-        above += 0.5 * (u + v) * (u + v)
-    # The scales have a margin of zeros, and are 0 beyond the image, so that no position needs a mask.
     STRIDE: tl.constexpr = BLOCK_W + 2 * RADIUS
     SIZE: tl.constexpr = (BLOCK_H + 2 * RADIUS) * STRIDE
+    first, second = (i * CHANNELS) * (BLOCK_H * BLOCK_W), (j * CHANNELS) * (BLOCK_H * BLOCK_W)
     at = (rows + RADIUS) * STRIDE + columns + RADIUS
-    left, right = scales1 + i * ((HIDDEN + 1) * SIZE), scales2 + j * ((HIDDEN + 1) * SIZE)
-    # The first convolution; c = -1 only occurs here, because activations are non-negative.
-    weight, bias = tl.load(variances), tl.load(variances + 1)
-    before = tl.load(left + at) * tl.load(right + at)
-    one, two = tl.load(left + SIZE + at), tl.load(right + SIZE + at)
-    apart = _apart(left, right, at, one, two, weight, bias, 1.0, STRIDE, RADIUS)
-    scale = tl.maximum(one * two, 1e-30)
-    below = apart + weight * _window(before * below, band_h, band_w, PRECISION) / scale
-    above = apart + (weight * _window(before * above, band_h, band_w, PRECISION) + 2.0 * bias) / scale
-    tangent = one * two * (1.0 - below)
-    angle, below = _relu(below, above)
-    tangent = tl.where(one * two > 0.0, 0.5 - angle * 0.15915494309189535, 0.0) * tangent
-    for layer in range(1, HIDDEN):
-        left += SIZE
-        right += SIZE
-        weight, bias = tl.load(variances + 2 * layer), tl.load(variances + 2 * layer + 1)
-        before = 0.5 * one * two
-        one, two = tl.load(left + SIZE + at), tl.load(right + SIZE + at)
-        apart = _apart(left, right, at, one, two, weight, bias, 0.5, STRIDE, RADIUS)
+    total = tl.zeros((1,), tl.float64)
+    for step in range(ROTATIONS):
+        rotation = tl.program_id(1) * ROTATIONS + step
+        down, across = rotation // width, rotation % width
+        row = tl.where(rows < height, (rows + down) % height, rows)
+        column = tl.where(columns < width, (columns + across) % width, columns)
+        there = (row + RADIUS) * STRIDE + column + RADIUS
+        band_h, band_w = _band(height, down, RADIUS, BLOCK_H), _band(width, across, RADIUS, BLOCK_W)
+        # The pixels have unit length, or length 0, so that 1 ∓ c is half the squared distance between them.
+        below = tl.zeros((BLOCK_H, BLOCK_W), tl.float32)
+        above = tl.zeros((BLOCK_H, BLOCK_W), tl.float32)
+        for c in tl.static_range(CHANNELS):
+            u = tl.load(pixels1 + first + c * BLOCK_H * BLOCK_W + rows * BLOCK_W + columns)
+            v = tl.load(pixels2 + second + c * BLOCK_H * BLOCK_W + row * BLOCK_W + column)
+            below += 0.5 * (u - v) * (u - v)
+            above += 0.5 * (u + v) * (u + v)
+        # The scales have a margin of zeros, and are 0 beyond the image, so that no position needs a mask.
+        left, right = scales1 + i * ((HIDDEN + 1) * SIZE), scales2 + j * ((HIDDEN + 1) * SIZE)
+        # The first convolution; c = -1 only occurs here, because activations are non-negative.
+        weight, bias = tl.load(numbers), tl.load(numbers + 1)
+        before = tl.load(left + at) * tl.load(right + there)
+        one, two = tl.load(left + SIZE + at), tl.load(right + SIZE + there)
+        apart = _apart(left, right, at, there, one, two, weight, bias, 1.0, STRIDE, RADIUS)
         scale = tl.maximum(one * two, 1e-30)
         below = apart + weight * _window(before * below, band_h, band_w, PRECISION) / scale
+        above = apart + (weight * _window(before * above, band_h, band_w, PRECISION) + 2.0 * bias) / scale
+        tangent = tl.load(numbers + 2) * one * two * (1.0 - below) + tl.load(numbers + 3)
+        angle, below = _relu(below, above)
+        tangent = tl.where(one * two > 0.0, 0.5 - angle * 0.15915494309189535, 0.0) * tangent
+        for layer in range(1, HIDDEN):
+            left += SIZE
+            right += SIZE
+            weight, bias = tl.load(numbers + 4 * layer), tl.load(numbers + 4 * layer + 1)
+            before = 0.5 * one * two
+            one, two = tl.load(left + SIZE + at), tl.load(right + SIZE + there)
+            apart = _apart(left, right, at, there, one, two, weight, bias, 0.5, STRIDE, RADIUS)
+            scale = tl.maximum(one * two, 1e-30)
+            below = apart + weight * _window(before * below, band_h, band_w, PRECISION) / scale
+            if TANGENT:
+                share, rest = tl.load(numbers + 4 * layer + 2), tl.load(numbers + 4 * layer + 3)
+                own = share * one * two * (1.0 - below) + rest
+                tangent = own + weight * _window(tangent, band_h, band_w, PRECISION)
+            angle, below = _relu(below, tl.maximum(2.0 - below, 0.0))
+            if TANGENT:
+                tangent = tl.where(one * two > 0.0, 0.5 - angle * 0.15915494309189535, 0.0) * tangent
+        result = tl.load(numbers + 4 * HIDDEN) * (0.5 * one * two * (1.0 - below))
         if TANGENT:
-            tangent = one * two * (1.0 - below) + weight * _window(tangent, band_h, band_w, PRECISION)
-        angle, below = _relu(below, tl.maximum(2.0 - below, 0.0))
-        if TANGENT:
-            tangent = tl.where(one * two > 0.0, 0.5 - angle * 0.15915494309189535, 0.0) * tangent
-    result = 0.5 * one * two * (1.0 - below)
-    if TANGENT:
-        result += tangent
-    weight, bias = tl.load(variances + 2 * HIDDEN), tl.load(variances + 2 * HIDDEN + 1)
-    tl.store(out + i * n2 + j, weight * tl.sum(tl.sum(result, 1), 0) / positions + bias)
+            result += tl.load(numbers + 4 * HIDDEN + 1) * tangent
+        total += tl.sum(tl.sum(result, 1), 0).to(tl.float64)
+    tl.store(out + (i * n2 + j) * tl.num_programs(1) + tl.program_id(1) + tl.arange(0, 1), total)
 
 
 def supported(x: Tensor, kernel_size: int) -> bool:
@@ -169,6 +194,8 @@ def pair_kernel(
     layers: Sequence[Layer],
     kernel_size: int,
     kind: Kind,
+    *,
+    pooled: bool = False,
     precision: str = "ieee",
     warps: int = 4,
 ) -> Tensor:
@@ -177,9 +204,10 @@ def pair_kernel(
     Args:
         x1: The images, of shape (n1, channels, height, width), in float32.
         x2: Other images, of shape (n2, channels, height, width).
-        layers: The layers, of which the last is the readout.
+        layers: The layers, of which the last is the readout. Weights have positive variances.
         kernel_size: The side of the convolution kernels, an odd number.
         kind: The kernel to compute: "ntk" or "nngp".
+        pooled: Whether the readout takes the mean over the positions, rather than all positions.
         precision: How the products with banded matrices are computed, as in `tl.dot`: "ieee", or "tf32x3" for tensor
             cores.
         warps: The number of warps of one program.
@@ -188,38 +216,58 @@ def pair_kernel(
         The kernel, of shape (n1, n2).
     """
     n1, n2, (height, width) = len(x1), len(x2), x1.shape[-2:]
-    radius = kernel_size // 2
-    numbers = [[each.weight_variance / kernel_size**2, each.bias_variance] for each in layers[:-1]]
-    numbers.append([layers[-1].weight_variance, layers[-1].bias_variance])
-    variances = torch.tensor(numbers, dtype=torch.float32, device=x1.device)
+    positions = height * width
     blocks = [max(16, triton.next_power_of_2(side)) for side in (height, width)]
     one = _prepared(x1, layers, kernel_size, blocks)
     two = one if x2 is x1 else _prepared(x2, layers, kernel_size, blocks)
-    out = torch.empty(n1, n2, dtype=torch.float32, device=x1.device)
-    if out.numel():
-        rows = max(1, LAUNCHED // n2)
-        with on_device(out):
+    # A program takes all rotations of a pair, or one row of them if there are few pairs.
+    parts = height if pooled and n1 * n2 < FEW else 1
+    sums = torch.empty(n1, n2, parts, dtype=torch.float32, device=x1.device)
+    if sums.numel():
+        rows = max(1, LAUNCHED // (n2 * parts))
+        numbers = _numbers(layers, kernel_size, kind).to(x1.device)
+        with on_device(sums):
             for start in range(0, n1, rows):
-                _pair_kernel[(min(rows, n1 - start) * n2,)](
-                    out,
+                _pair_kernel[(min(rows, n1 - start) * n2, parts)](
+                    sums,
                     one[0],
                     two[0],
                     one[1],
                     two[1],
-                    variances,
+                    numbers,
                     start,
                     n2,
-                    height * width,
+                    height,
+                    width,
+                    positions // parts if pooled else 1,
                     len(layers) - 1,
                     x1.shape[1],
-                    radius,
+                    kernel_size // 2,
                     kind == "ntk",
                     blocks[0],
                     blocks[1],
                     precision,
                     num_warps=warps,
                 )
-    return out
+    last = layers[-1]
+    mean = (sums[..., 0] if parts == 1 else sums.sum(2)).div_(positions**2 if pooled else positions)
+    return mean.add_(last.bias_rate if kind == "ntk" else last.bias_variance)
+
+
+def _numbers(layers: Sequence[Layer], kernel_size: int, kind: Kind) -> Tensor:
+    """Four numbers of each layer: σ_w²/offsets and σ_b², and a and b of its own kernel ρ_w Q + ρ_b = a Σ + b.
+
+    The readout has the factors of Q and of Θ.
+    """
+    *hidden, last = layers
+    numbers = []
+    for each in hidden:
+        share = each.weight_rate / each.weight_variance
+        rest = each.bias_rate - share * each.bias_variance
+        numbers.append([each.weight_variance / kernel_size**2, each.bias_variance, share, rest])
+    factor = last.weight_rate if kind == "ntk" else last.weight_variance
+    numbers.append([factor, last.weight_variance, 0.0, 0.0])
+    return torch.tensor(numbers, dtype=torch.float32, device="cpu")
 
 
 def _prepared(x: Tensor, layers: Sequence[Layer], kernel_size: int, blocks: Sequence[int]) -> tuple[Tensor, Tensor]:
