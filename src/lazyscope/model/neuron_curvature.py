@@ -13,7 +13,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from lazyscope import ambient
+from lazyscope.ambient import derivatives
 from lazyscope.errors import ModelError
 from lazyscope.linalg.bilinear import Bilinear, BilinearNorm, ascend
 from lazyscope.model.base import Model
@@ -73,7 +73,7 @@ def curvature_norm(net: TwoLayer, x: Float[Tensor, "n d"], *, seed: int = 0) -> 
         raise ModelError(f"The family holds {net.batch} networks; choose one, for instance net[0].")
     alive = slice(None) if net.alive is None else net.alive
     x, a, b = x.double(), net.a.double()[alive], net.b.double()[alive]
-    slope, bend = derivatives(net, b @ x.T)
+    slope, bend = _slopes(net, b @ x.T)
     weighted = slope[..., None] * x  # (m, n, d)
     values, vectors = torch.linalg.eigh(weighted.mT @ weighted)
     flat = torch.cat([torch.ones_like(a)[:, None], vectors[..., -1]], 1) / math.sqrt(2)
@@ -101,9 +101,9 @@ def curvature_norm(net: TwoLayer, x: Float[Tensor, "n d"], *, seed: int = 0) -> 
     )
 
 
-def derivatives(net: TwoLayer, pre: Tensor) -> tuple[Tensor, Tensor]:
+def _slopes(net: TwoLayer, pre: Tensor) -> tuple[Tensor, Tensor]:
     """Compute σ' and σ'' at the pre-activations, where σ'' is that almost everywhere."""
-    with ambient.derivatives():
+    with derivatives():
         pre = pre.detach().requires_grad_()
         (slope,) = torch.autograd.grad(net.activation(pre).sum(), pre, create_graph=True)
         bend = torch.zeros_like(pre)
