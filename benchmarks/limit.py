@@ -103,7 +103,7 @@ def pairs(count: int = 48) -> Any:
     return x
 
 
-def program(repeats: int) -> None:
+def program(repeats: int, products: list[str], numbers: list[int]) -> None:
     """Print the errors and times of the GPU program for six layers."""
     import torch
 
@@ -115,8 +115,8 @@ def program(repeats: int) -> None:
     exact = {kind: limit_kernel_convolution(few.double(), depth=6, kind=kind, weight_variance=2.0) for kind in KINDS}
     x = torch.from_numpy(np.random.default_rng(0).standard_normal((2000, 3, 32, 32)).astype(np.float32)).cuda()
     print(f"\n{'products':12}{'warps':>6}{'ntk error':>12}{'nngp error':>12}{'µs an entry':>14}{'pooled':>14}")
-    for precision in ("ieee", "tf32x3"):
-        for warps in (2, 4, 8, 16):
+    for precision in products:
+        for warps in numbers:
             errors = []
             for kind in KINDS:
                 found = (
@@ -207,6 +207,8 @@ def main() -> None:
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--products", nargs="+", default=["ieee", "tf32x3"], help="precisions of the GPU program")
+    parser.add_argument("--warps", nargs="+", type=int, default=[4, 8], help="numbers of warps of the GPU program")
     parser.add_argument("--peer", action="store_true", help="only the rows of neural-tangents")
     parser.add_argument(
         "--cifar", nargs=2, type=int, metavar=("TRAIN", "TEST"), help="numbers of images to fit and test"
@@ -216,7 +218,7 @@ def main() -> None:
     if not options.peer:
         ours(options.device, options.repeats, options.threads)
         if options.device == "cuda":
-            program(options.repeats)
+            program(options.repeats, options.products, options.warps)
         if options.cifar:
             cifar(options.device, *options.cifar)
     if options.peer or importlib.util.find_spec("neural_tangents") is not None:
