@@ -14,14 +14,16 @@ from lazyscope.lab.style import style
 ALPHAS = np.geomspace(1e-2, 1e2, 9)
 
 
-def made(boundary: float, follows: float = 1.0, few: float = 0.1) -> Trials:
+def made(boundary: float, follows: float = 1.0, few: float = 0.1, scale: str = "quick", low: float = 0.1) -> Trials:
     """Trials with κ = 1 at α = 1, and a measured boundary at a given α."""
     trials = []
-    for point in module.grid("quick"):
+    for point in module.grid(scale):
         case = str(point["case"])
-        second = np.array([float(point["row"])] if case == "teacher" else module.SIZES["quick"][case]["second"])
+        second = np.array([float(point["row"])] if case == "teacher" else module.SIZES[scale][case]["second"])
         start = 1 / few if case == "teacher" and second[0] == 16 else boundary
         deviation = np.repeat(FEATURE_GAP * start / ALPHAS[:, None], len(second), 1)
+        if case == "mlp":
+            deviation[:, second < module.USUAL] = FEATURE_GAP / low / ALPHAS[:, None]
         rate = second if case == "cnn" else np.full(len(second), 0.25)
         if case == "cnn":
             deviation[:, rate > follows] = np.inf
@@ -46,6 +48,13 @@ def test_claims_hold_and_can_fail() -> None:
     assert holding[1] == holding[2] == [False] * 3 + [True] * 2
     assert holding[3] == [True] * 4 + [False]
     assert holding[4] == [True] * 3 + [False, True]
+
+
+def test_claims_of_the_paper_scale_know_where_the_criterion_fails() -> None:
+    """κ is local: few ReLU neurons, and a start near the saddle at 0, leave it behind."""
+    holding = [[c.holds for c in module.claims(made(1, scale="paper", low=low))] for low in (0.1, 0.5)]
+    assert holding[0] == [True] * 6
+    assert holding[1] == [True] * 4 + [False, True]
 
 
 def test_the_factor_is_predicted_over_measured() -> None:

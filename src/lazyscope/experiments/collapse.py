@@ -14,6 +14,7 @@ number n of points, mean outputs are those of a regularised kernel. Hence n is s
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import numpy as np
 import torch
@@ -44,6 +45,10 @@ SHARPNESS = 1.0
 
 FEW = 2**9
 """The number of neurons of all nets of one width and scale, at quick scale."""
+
+NEURONS, IMAGES = 2**13, 250
+"""The number of neurons of all nets that are trained together at all scales, and of test images that they see at once,
+which take about 3 GB."""
 
 WIDE = 128
 """The number of neurons from which on test errors are compared, since they depend more on the width than distances."""
@@ -86,17 +91,52 @@ def trial(points: list[Params], device: torch.device) -> list[Result]:
 
 def _measured(point: Params, device: torch.device) -> Result:
     m, steps = int(point["width"]), int(point["steps"])
-    seeds = int(point["neurons"]) // m  # the outputs of narrow nets fluctuate more, and their mean is over more nets
+    seeds = range(int(point["neurons"]) // m)  # outputs of narrow nets fluctuate more: their mean is over more nets
     x, y, x_test, y_test = _data(point, device)
-    net = TwoLayer.gaussian(m // 2, x.shape[1], range(seeds), activation=activation).symmetrised().to(device)
     alphas = scales(point)
+    together = max(1, NEURONS // m)
+    paths = [
+        _trained(_nets(m, x.shape[1], seeds[i : i + together]).to(device), x, y, x_test, alphas, steps)
+        for i in range(0, len(seeds), together)
+    ]
+    unseen, loss = (torch.cat(parts, dim=-3) for parts in ([path[0] for path in paths], [path[1] for path in paths]))
+    outputs, tangent = unseen.chunk(2, dim=1)  # seeds × scales × points
+    apart = (outputs - tangent).mean(0).norm(dim=-1) / tangent.mean(0).norm(dim=-1)
+    wrong = (outputs * y_test <= 0).double().mean(-1)
+    first = _nets(m, x.shape[1], seeds[:1])[0].to(device, torch.float64)
+    start = relative_scale(first, x.double(), y.double()).centred()
+    mean = loss.double().mean(1)[:, : len(alphas), 0]
+    return {
+        "alpha": alphas,
+        "single": wrong.mean(0).cpu().numpy(),
+        "ensemble": (outputs.mean(0) * y_test <= 0).double().mean(-1).cpu().numpy(),
+        "square": (outputs.mean(0) - y_test).square().mean(-1).cpu().numpy(),
+        "apart": apart.cpu().numpy(),
+        "loss": (mean[1] / mean[0]).cpu().numpy(),
+        "boundary": start.kappa * m,  # α/√m = κ of the sum of the neurons
+        "diverged": sum(path[2] for path in paths),
+    }
+
+
+def _nets(m: int, dim: int, seeds: Sequence[int]) -> TwoLayer:
+    return TwoLayer.gaussian(m // 2, dim, seeds, activation=activation).symmetrised()
+
+
+def _trained(
+    net: TwoLayer, x: Tensor, y: Tensor, x_test: Tensor, alphas: np.ndarray, steps: int
+) -> tuple[Tensor, Tensor, int]:
+    """Train the nets at all scales, and then their tangent models with the same step sizes, so at the same times.
+
+    Returns the test outputs, seeds × scales × points, the first and the last loss, 2 × seeds × scales × 1, and the
+    number of trainings that diverged.
+    """
+    m = net.a.shape[-1]
     tops = torch.linalg.eigvalsh(net.coordinates(x, math.inf, centred=True).kernel())[:, -1].cpu().double()
     grown = torch.from_numpy(1 + GROWTH / (alphas * math.sqrt(m)))
-    # Beside each net, its tangent model is trained with the same step size, so that both are compared at the same time.
     lr = (0.5 * len(x) / (tops[:, None] * grown)).tile(2)
     alpha = torch.from_numpy(np.append(alphas / math.sqrt(m), np.full(len(alphas), math.inf)))
     family = net[:, None]
-    unseen = family.coordinates(x_test, alpha, centred=True)
+    unseen = [family.coordinates(some, alpha, centred=True) for some in x_test.split(IMAGES)]
     path = gradient_descent(
         family,
         Square(),
@@ -108,22 +148,9 @@ def _measured(point: Params, device: torch.device) -> Result:
         momentum=MOMENTUM,
         centred=True,
         record=[0, steps],
-        observe=lambda v: {"test": unseen.outputs(v)},
+        observe=lambda v: {"test": torch.cat([some.outputs(v) for some in unseen], -1)},
     )
-    outputs, tangent = path.observed["test"][-1].double().chunk(2, dim=1)  # seeds × scales × points
-    apart = (outputs - tangent).mean(0).norm(dim=-1) / tangent.mean(0).norm(dim=-1)
-    wrong = (outputs * y_test <= 0).double().mean(-1)
-    start = relative_scale(net[0].double(), x.double(), y.double()).centred()
-    return {
-        "alpha": alphas,
-        "single": wrong.mean(0).cpu().numpy(),
-        "ensemble": (outputs.mean(0) * y_test <= 0).double().mean(-1).cpu().numpy(),
-        "square": (outputs.mean(0) - y_test).square().mean(-1).cpu().numpy(),
-        "apart": apart.cpu().numpy(),
-        "loss": (path.loss[-1].mean(0) / path.loss[0].mean(0)).double()[: len(alphas)].cpu().numpy(),
-        "boundary": start.kappa * m,  # α/√m = κ of the sum of the neurons
-        "diverged": int(path.diverged.sum()),
-    }
+    return path.observed["test"][-1].double(), path.loss[..., None], int(path.diverged.sum())
 
 
 def _data(point: Params, device: torch.device) -> tuple[Tensor, Tensor, Tensor, Tensor]:

@@ -17,11 +17,11 @@ from lazyscope.model.two_layer import TwoLayer
 from lazyscope.tangent.limit_dense import limit_kernel_dense
 
 DIM = 10
-ANGLES = np.linspace(0, math.pi, 61)
+ANGLES = np.linspace(0, math.pi, 181)
 DRAWN = {16: ORANGE, 128: GREEN, 1024: BLUE}
 """The widths in the left panel."""
 NEURONS = 1 << 16
-"""The number of neurons computed at once, with 61 numbers each."""
+"""The number of neurons computed at once, with 181 numbers each."""
 
 
 def grid(scale: str) -> list[Params]:

@@ -39,13 +39,18 @@ def rates(dim: int) -> Rates:
     return Rates(w=STEP * BATCH / (4 * dim**1.5), a=0.0, c=0.1)
 
 
+def drawn(points: list[Params], device: torch.device) -> tuple[list[int], Quadratic, Tensor, Tensor]:
+    """Return the seeds, their targets, 10d random weights for each, and the positions of the N that are compared."""
+    dim, seeds = int(points[0]["dim"]), [int(point["seed"]) for point in points]
+    weights = gaussian(10 * dim, dim, seeds).to(device)
+    return seeds, Quadratic.draw(dim, seeds, device), weights, torch.tensor(feature_counts(dim), device=device) - 1
+
+
 def trial(points: list[Params], device: torch.device) -> list[Result]:
     """Compute the risks for every N; the nets of all N and draws are trained in one program."""
     dim, steps = int(points[0]["dim"]), int(points[0]["steps"])
-    seeds = [int(point["seed"]) for point in points]
-    problem = Quadratic.draw(dim, seeds, device)
-    forms, w = problem.forms, gaussian(10 * dim, dim, seeds).to(device)
-    chosen = torch.tensor(feature_counts(dim), device=device) - 1
+    seeds, problem, w, chosen = drawn(points, device)
+    forms = problem.forms
     fixed = torch.stack([_random_features(problem, w, draw)[:, chosen] for draw in range(len(seeds))])
     tangent = forms.risk(forms.neural_tangent(w, hidden_widths(dim)))
     nets = Nets.draw(hidden_widths(dim), dim, seeds, torch.ones_like).to(device)

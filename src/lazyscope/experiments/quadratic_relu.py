@@ -13,13 +13,13 @@ import torch
 from matplotlib.figure import Figure
 from torch import Tensor
 
-from lazyscope.experiments.quadratic import BATCH, band, dots, gap, least, spectra
+from lazyscope.experiments.quadratic import BATCH, band, dots, drawn, gap, least, spectra
 from lazyscope.lab.experiment import Claim, Experiment, Params, Result, Trials
 from lazyscope.lab.fit import exponent
 from lazyscope.lab.style import BLUE, GREEN, ORANGE, legend_below, panels
 from lazyscope.model.hermite import expand
 from lazyscope.problem import relu
-from lazyscope.problem.quadratic import Quadratic, feature_counts, gaussian, hidden_widths
+from lazyscope.problem.quadratic import feature_counts, hidden_widths
 from lazyscope.solve.one_pass import RELU, Nets, Rates, one_pass
 from lazyscope.theory import high_dimension as theory
 
@@ -43,10 +43,8 @@ def rates(dim: int) -> Rates:
 def trial(points: list[Params], device: torch.device) -> list[Result]:
     """Compute the risks for every N; the nets of all N and draws are trained in one program."""
     dim, steps = int(points[0]["dim"]), int(points[0]["steps"])
-    seeds = [int(point["seed"]) for point in points]
-    problem = Quadratic.draw(dim, seeds, device)
-    spectrum, w = problem.spectrum, gaussian(10 * dim, dim, seeds).to(device)
-    chosen = torch.tensor(feature_counts(dim), device=device) - 1
+    seeds, problem, w, chosen = drawn(points, device)
+    spectrum = problem.spectrum
     draws = [slice(i, i + 1) for i in range(len(seeds))]
     nets = Nets.draw(hidden_widths(dim), dim, seeds, lambda normal: normal).to(device)
     trained = one_pass(nets, RELU, problem.sample, rates=rates(dim), batch=BATCH, steps=steps, seed=seeds[0])

@@ -29,7 +29,7 @@ from lazyscope.tangent.limit_dense import limit_kernel_dense
 VARIANCES: dict[str, Any] = {"weight_variance": 2.0, "bias_variance": 0.1}
 """Weight variance 2 preserves the norm of ReLU layers (He et al., 2015); the bias variance is that of Jacot et al."""
 
-ANGLES = np.linspace(0, math.pi, 13)  # kernels are compared at all pairs of these
+ANGLES = np.linspace(0, math.pi, 25)  # kernels are compared at all pairs of these
 CIRCLE = np.linspace(-math.pi, math.pi, 97)  # trained nets are compared at these
 DATA = np.array([-2.6, -1.5, -0.1, 1.05, 2.2])
 TARGET = np.array([0.6, 1.0, -0.5, 0.3, -1.0])
@@ -72,7 +72,7 @@ def nets(depth: int, width: int, seeds: Sequence[int], device: torch.device) -> 
 
 
 def trial(points: list[Params], device: torch.device) -> list[Result]:
-    """Compute kernels on the half circle, (draws, 13, 13), and functions after training, (trained, 97)."""
+    """Compute kernels on the half circle, (draws, 25, 25), and functions after training, (trained, 97)."""
     results: list[Result] = []
     for point in points:
         depth, width, draws, trained = (int(point[name]) for name in ("depth", "width", "draws", "trained"))
