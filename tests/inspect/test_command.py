@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import sys
 from functools import partial
@@ -134,6 +135,22 @@ def test_a_name_is_inspected_and_its_notes_are_in_the_report(inspected: Command,
     found = json.loads(out.read_text())
     assert found["about"]["outputs"] == 10
     assert any("batch-norm" in note for note in found["notes"])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("package", ["timm", "torchvision"])
+def test_a_model_of_the_library_itself_is_inspected(inspected: Command, package: str, tmp_path: Path) -> None:
+    """Where the library is installed, in a version for this torch."""
+    try:
+        importlib.import_module(package)
+    except (ImportError, RuntimeError) as error:  # the latter for a version for another torch
+        pytest.skip(f"{package} cannot be imported: {error}")
+    out = tmp_path / "report.json"
+    done = inspected(f"{package}:resnet18", "--data", "digits", "--points", "4", *FAST, "--out", str(out))
+    assert done.code == 0, done.err
+    found = json.loads(out.read_text())
+    assert found["about"]["parameters"] == 11_181_642  # 11 689 512 with 1000 classes
+    assert any("20 batch-norm" in note for note in found["notes"])
 
 
 @pytest.mark.parametrize("package", ["timm", "torchvision"])

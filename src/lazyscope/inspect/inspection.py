@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any, TypeAlias, final
 
+import torch
 from torch.utils.data import DataLoader
 
 from lazyscope._typing import Inputs
@@ -320,10 +321,16 @@ def _shown(progress: Progress | None) -> Iterator[Progress]:
 
 @contextmanager
 def _no_hints() -> Iterator[None]:
-    with warnings.catch_warnings():
-        # a warning of vmap about slow operations, which users cannot avoid
-        warnings.filterwarnings("ignore", message="There is a performance drop")
-        yield
+    # Warnings of vmap about slow operations, which users cannot avoid. Some are printed by torch itself, one for each
+    # batch normalisation in evaluation mode and each call, so that Python's filters do not see them.
+    switch: Callable[[bool], None] = torch._C._functorch._set_vmap_fallback_warning_enabled  # type: ignore[attr-defined]
+    switch(False)
+    try:
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message="There is a performance drop")
+            yield
+    finally:
+        switch(True)
 
 
 _without_hints = Shared(_no_hints)
