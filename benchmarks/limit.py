@@ -12,9 +12,9 @@ older version of JAX, so that it runs in its own environment, where only NumPy i
 
     nt/bin/python benchmarks/limit.py --peer
 
-With --device cuda, a second table has the GPU program for flattened readouts, for each precision of its products and
-number of warps: the error near x = ±x' and elsewhere, and the time of an entry, also for pooled readouts. --cifar adds
-kernels and ridgeless regression for random images in the numbers of CIFAR-10, or for CIFAR-10 itself where it is found.
+With --device cuda, a second table has the GPU program for flattened readouts, for several numbers of warps: the error
+near x = ±x' and elsewhere, and the time of an entry, also for pooled readouts. --cifar adds kernels and ridgeless
+regression for random images in the numbers of CIFAR-10, or for CIFAR-10 itself where it is found.
 """
 
 from __future__ import annotations
@@ -103,7 +103,7 @@ def pairs(count: int = 48) -> Any:
     return x
 
 
-def program(repeats: int, products: list[str], numbers: list[int]) -> None:
+def program(repeats: int, numbers: list[int]) -> None:
     """Print the errors and times of the GPU program for six layers."""
     import torch
 
@@ -114,29 +114,23 @@ def program(repeats: int, products: list[str], numbers: list[int]) -> None:
     layers, few = stack(6, 2.0, 0.0, None, None), pairs()
     exact = {kind: limit_kernel_convolution(few.double(), depth=6, kind=kind, weight_variance=2.0) for kind in KINDS}
     x = torch.from_numpy(np.random.default_rng(0).standard_normal((2000, 3, 32, 32)).astype(np.float32)).cuda()
-    print(f"\n{'products':12}{'warps':>6}{'ntk error':>12}{'nngp error':>12}{'µs an entry':>14}{'pooled':>14}")
-    for precision in products:
-        for warps in numbers:
-            errors = []
-            for kind in KINDS:
-                found = (
-                    pair_kernel(few.cuda(), few.cuda(), layers, 3, kind, precision=precision, warps=warps)
-                    .cpu()
-                    .double()
-                )
-                errors.append(float((found.cpu().double() - exact[kind]).abs().max() / exact[kind].abs().max()))
+    print(f"\n{'warps':6}{'ntk error':>12}{'nngp error':>12}{'µs an entry':>14}{'pooled':>14}")
+    for warps in numbers:
+        errors = []
+        for kind in KINDS:
+            found = pair_kernel(few.cuda(), few.cuda(), layers, 3, kind, warps=warps)
+            errors.append(float((found.cpu().double() - exact[kind]).abs().max() / exact[kind].abs().max()))
 
-            def compute(precision: str = precision, warps: int = warps) -> None:
-                pair_kernel(x, x, layers, 3, "ntk", precision=precision, warps=warps)
-                torch.cuda.synchronize()
+        def compute(warps: int = warps) -> None:
+            pair_kernel(x, x, layers, 3, "ntk", warps=warps)
+            torch.cuda.synchronize()
 
-            def pool(precision: str = precision, warps: int = warps) -> None:
-                pair_kernel(x[:100], x[:100], layers, 3, "ntk", pooled=True, precision=precision, warps=warps)
-                torch.cuda.synchronize()
+        def pool(warps: int = warps) -> None:
+            pair_kernel(x[:100], x[:100], layers, 3, "ntk", pooled=True, warps=warps)
+            torch.cuda.synchronize()
 
-            times = 1e6 * timed(compute, repeats)[0] / len(x) ** 2, 1e6 * timed(pool, 1)[0] / 100**2
-            row = f"{precision:12}{warps:6}{errors[0]:12.1e}{errors[1]:12.1e}{times[0]:14.4f}{times[1]:14.2f}"
-            print(row, flush=True)
+        times = 1e6 * timed(compute, repeats)[0] / len(x) ** 2, 1e6 * timed(pool, 1)[0] / 100**2
+        print(f"{warps:6}{errors[0]:12.1e}{errors[1]:12.1e}{times[0]:14.4f}{times[1]:14.2f}", flush=True)
 
 
 def cifar(device: str, count: int, tests: int) -> None:
@@ -207,8 +201,7 @@ def main() -> None:
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--products", nargs="+", default=["ieee", "tf32x3"], help="precisions of the GPU program")
-    parser.add_argument("--warps", nargs="+", type=int, default=[4, 8], help="numbers of warps of the GPU program")
+    parser.add_argument("--warps", nargs="+", type=int, default=[1, 2, 4, 8], help="numbers of warps on a GPU")
     parser.add_argument("--peer", action="store_true", help="only the rows of neural-tangents")
     parser.add_argument(
         "--cifar", nargs=2, type=int, metavar=("TRAIN", "TEST"), help="numbers of images to fit and test"
@@ -218,7 +211,7 @@ def main() -> None:
     if not options.peer:
         ours(options.device, options.repeats, options.threads)
         if options.device == "cuda":
-            program(options.repeats, options.products, options.warps)
+            program(options.repeats, options.warps)
         if options.cifar:
             cifar(options.device, *options.cifar)
     if options.peer or importlib.util.find_spec("neural_tangents") is not None:

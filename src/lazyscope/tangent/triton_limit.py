@@ -1,13 +1,13 @@
 """The kernel of a ReLU network of convolutions, as one GPU program for each pair of images.
 
 All positions of a pair stay on chip from the pixels to the readout. The recursion is that of `limit_covariance`: 1 - c
-is a sum of non-negative terms, so that float32 is sufficient also near x = ±x'. Sums over the windows of a convolution
-are products with banded matrices. Scales of single images are computed in advance, for all layers.
+is a sum of non-negative terms, so that float32 is sufficient also near x = ±x'. Scales of single images are computed in
+advance, for all layers, and stored once for each horizontal offset of a window, so that all loads are aligned.
 
 A flattened readout needs the positions (p, p) only, and a pooled one all pairs (p, p + d). Convolutions do not mix
 different displacements d, so that pooling is a sum over displacements of what flattening does for d = 0. Since d and
-d - height occur at different positions p, both fit into one image: the second image is rotated, and the banded matrices
-are cut where its border is. There are then as many rotations as positions.
+d - height occur at different positions p, both fit into one image: the second image is rotated, and windows are cut
+where its border is. There are then as many rotations as positions.
 """
 
 from __future__ import annotations
@@ -65,32 +65,54 @@ def _relu(below, above):
 
 @triton.jit
 @no_type_check
-def _window(values, BAND_H, BAND_W, PRECISION: tl.constexpr):
-    """Sum over the window of each position."""
-    return tl.dot(tl.dot(BAND_H, values, input_precision=PRECISION), BAND_W, input_precision=PRECISION)
+def _sum(values, place, cut, AXIS: tl.constexpr, RADIUS: tl.constexpr, CUT: tl.constexpr):
+    """Sum over neighbours along an axis; those before and after `cut` are apart."""
+    SIZE: tl.constexpr = values.shape[AXIS]
+    total = values
+    for distance in tl.static_range(1, RADIUS + 1):
+        for sign in tl.static_range(-1, 2, 2):
+            other = place + sign * distance
+            seen = (other >= 0) & (other < SIZE)
+            if CUT:
+                seen = seen & ((place < cut) == (other < cut))
+            moved = tl.gather(values, tl.minimum(tl.maximum(other, 0), SIZE - 1), AXIS)
+            total += tl.where(seen, moved, 0.0)
+    return total
 
 
 @triton.jit
 @no_type_check
-def _apart(left, right, at, there, one, two, weight, bias, half, STRIDE: tl.constexpr, RADIUS: tl.constexpr):
+def _window(values, rows, columns, cut_h, cut_w, RADIUS: tl.constexpr, CUT: tl.constexpr):
+    """Sum over the window of each position."""
+    return _sum(_sum(values, rows, cut_h, 0, RADIUS, CUT), columns, cut_w, 1, RADIUS, CUT)
+
+
+@triton.jit
+@no_type_check
+def _apart(
+    left,
+    right,
+    at,
+    there,
+    one,
+    two,
+    weight,
+    bias,
+    half,
+    PLANE: tl.constexpr,
+    STRIDE: tl.constexpr,
+    RADIUS: tl.constexpr,
+):
     """Half the squared distance between the directions of the scales that the windows of two images see."""
     one = tl.where(one > 0.0, 1.0 / one, 0.0)
     two = tl.where(two > 0.0, 1.0 / two, 0.0)
     total = bias * (one - two) * (one - two)
     for i in tl.static_range(-RADIUS, RADIUS + 1):
         for j in tl.static_range(-RADIUS, RADIUS + 1):
-            gap = tl.load(left + at + (i * STRIDE + j)) * one - tl.load(right + there + (i * STRIDE + j)) * two
+            first = tl.load(left + at + (j * PLANE + i * STRIDE)) * one
+            gap = first - tl.load(right + there + (j * PLANE + i * STRIDE)) * two
             total += (half * weight) * gap * gap
     return 0.5 * total
-
-
-@triton.jit
-@no_type_check
-def _band(size, cut, RADIUS: tl.constexpr, BLOCK: tl.constexpr):
-    """The banded matrix of a window whose positions before and after `cut` are apart."""
-    row, column = tl.arange(0, BLOCK)[:, None], tl.arange(0, BLOCK)[None, :]
-    near = (row - column <= RADIUS) & (column - row <= RADIUS)
-    return (near & ((row < size - cut) == (column < size - cut))).to(tl.float32)
 
 
 @triton.jit
@@ -113,22 +135,26 @@ def _pair_kernel(
     TANGENT: tl.constexpr,
     BLOCK_H: tl.constexpr,
     BLOCK_W: tl.constexpr,
-    PRECISION: tl.constexpr,
 ):
     i, j = start + (tl.program_id(0) // n2).to(tl.int64), (tl.program_id(0) % n2).to(tl.int64)
-    rows, columns = tl.arange(0, BLOCK_H)[:, None], tl.arange(0, BLOCK_W)[None, :]
-    STRIDE: tl.constexpr = BLOCK_W + 2 * RADIUS
-    SIZE: tl.constexpr = (BLOCK_H + 2 * RADIUS) * STRIDE
+    rows = tl.broadcast_to(tl.arange(0, BLOCK_H)[:, None], (BLOCK_H, BLOCK_W))
+    columns = tl.broadcast_to(tl.arange(0, BLOCK_W)[None, :], (BLOCK_H, BLOCK_W))
+    STRIDE: tl.constexpr = BLOCK_W
+    PLANE: tl.constexpr = (BLOCK_H + 2 * RADIUS) * BLOCK_W
+    SIZE: tl.constexpr = (2 * RADIUS + 1) * PLANE
+    CUT: tl.constexpr = ROTATIONS > 1
     first, second = (i * CHANNELS) * (BLOCK_H * BLOCK_W), (j * CHANNELS) * (BLOCK_H * BLOCK_W)
-    at = (rows + RADIUS) * STRIDE + columns + RADIUS
+    at = RADIUS * PLANE + (rows + RADIUS) * STRIDE + columns
+    row, column, there, cut_h, cut_w = rows, columns, at, height, width
     total = tl.zeros((1,), tl.float64)
     for step in range(ROTATIONS):
         rotation = tl.program_id(1) * ROTATIONS + step
-        down, across = rotation // width, rotation % width
-        row = tl.where(rows < height, (rows + down) % height, rows)
-        column = tl.where(columns < width, (columns + across) % width, columns)
-        there = (row + RADIUS) * STRIDE + column + RADIUS
-        band_h, band_w = _band(height, down, RADIUS, BLOCK_H), _band(width, across, RADIUS, BLOCK_W)
+        if CUT:
+            down, across = rotation // width, rotation % width
+            row = tl.where(rows < height, (rows + down) % height, rows)
+            column = tl.where(columns < width, (columns + across) % width, columns)
+            there = RADIUS * PLANE + (row + RADIUS) * STRIDE + column
+            cut_h, cut_w = height - down, width - across
         # The pixels have unit length, or length 0, so that 1 ∓ c is half the squared distance between them.
         below = tl.zeros((BLOCK_H, BLOCK_W), tl.float32)
         above = tl.zeros((BLOCK_H, BLOCK_W), tl.float32)
@@ -143,10 +169,12 @@ def _pair_kernel(
         weight, bias = tl.load(numbers), tl.load(numbers + 1)
         before = tl.load(left + at) * tl.load(right + there)
         one, two = tl.load(left + SIZE + at), tl.load(right + SIZE + there)
-        apart = _apart(left, right, at, there, one, two, weight, bias, 1.0, STRIDE, RADIUS)
+        apart = _apart(left, right, at, there, one, two, weight, bias, 1.0, PLANE, STRIDE, RADIUS)
         scale = tl.maximum(one * two, 1e-30)
-        below = apart + weight * _window(before * below, band_h, band_w, PRECISION) / scale
-        above = apart + (weight * _window(before * above, band_h, band_w, PRECISION) + 2.0 * bias) / scale
+        below = apart + weight * _window(before * below, rows, columns, cut_h, cut_w, RADIUS, CUT) / scale
+        above = (
+            apart + (weight * _window(before * above, rows, columns, cut_h, cut_w, RADIUS, CUT) + 2.0 * bias) / scale
+        )
         tangent = tl.load(numbers + 2) * one * two * (1.0 - below) + tl.load(numbers + 3)
         angle, below = _relu(below, above)
         tangent = tl.where(one * two > 0.0, 0.5 - angle * 0.15915494309189535, 0.0) * tangent
@@ -156,13 +184,13 @@ def _pair_kernel(
             weight, bias = tl.load(numbers + 4 * layer), tl.load(numbers + 4 * layer + 1)
             before = 0.5 * one * two
             one, two = tl.load(left + SIZE + at), tl.load(right + SIZE + there)
-            apart = _apart(left, right, at, there, one, two, weight, bias, 0.5, STRIDE, RADIUS)
+            apart = _apart(left, right, at, there, one, two, weight, bias, 0.5, PLANE, STRIDE, RADIUS)
             scale = tl.maximum(one * two, 1e-30)
-            below = apart + weight * _window(before * below, band_h, band_w, PRECISION) / scale
+            below = apart + weight * _window(before * below, rows, columns, cut_h, cut_w, RADIUS, CUT) / scale
             if TANGENT:
                 share, rest = tl.load(numbers + 4 * layer + 2), tl.load(numbers + 4 * layer + 3)
                 own = share * one * two * (1.0 - below) + rest
-                tangent = own + weight * _window(tangent, band_h, band_w, PRECISION)
+                tangent = own + weight * _window(tangent, rows, columns, cut_h, cut_w, RADIUS, CUT)
             angle, below = _relu(below, tl.maximum(2.0 - below, 0.0))
             if TANGENT:
                 tangent = tl.where(one * two > 0.0, 0.5 - angle * 0.15915494309189535, 0.0) * tangent
@@ -196,7 +224,6 @@ def pair_kernel(
     kind: Kind,
     *,
     pooled: bool = False,
-    precision: str = "ieee",
     warps: int = 4,
 ) -> Tensor:
     """Compute the kernel of all pairs of images.
@@ -208,8 +235,6 @@ def pair_kernel(
         kernel_size: The side of the convolution kernels, an odd number.
         kind: The kernel to compute: "ntk" or "nngp".
         pooled: Whether the readout takes the mean over the positions, rather than all positions.
-        precision: How the products with banded matrices are computed, as in `tl.dot`: "ieee", or "tf32x3" for tensor
-            cores.
         warps: The number of warps of one program.
 
     Returns:
@@ -246,7 +271,6 @@ def pair_kernel(
                     kind == "ntk",
                     blocks[0],
                     blocks[1],
-                    precision,
                     num_warps=warps,
                 )
     last = layers[-1]
@@ -273,7 +297,7 @@ def _numbers(layers: Sequence[Layer], kernel_size: int, kind: Kind) -> Tensor:
 def _prepared(x: Tensor, layers: Sequence[Layer], kernel_size: int, blocks: Sequence[int]) -> tuple[Tensor, Tensor]:
     """Compute pixels of unit length and the scales of all layers in float64, and surround them with zeros.
 
-    Pixels have shape (n, channels, *blocks), and scales (n, layers, *blocks with a margin of half a window).
+    Pixels have shape (n, channels, *blocks), and scales (n, layers, horizontal offsets, rows with a margin, columns).
     """
     radius = kernel_size // 2
     wide = x.double()
@@ -285,7 +309,6 @@ def _prepared(x: Tensor, layers: Sequence[Layer], kernel_size: int, blocks: Sequ
         scales.append((layer.weight_variance * total + layer.bias_variance).sqrt())
     unit = wide / length.clamp(min=torch.finfo(torch.float64).tiny)
     below, right = (block - side for block, side in zip(blocks, x.shape[-2:], strict=True))
-    around = torch.cat(scales, 1).float()
-    return pad(unit.float(), [0, right, 0, below]), pad(
-        around, [radius, right + radius, radius, below + radius]
-    ).contiguous()
+    around = pad(torch.cat(scales, 1).float(), [radius, right + radius, radius, below + radius])
+    moved = [around[..., offset : offset + blocks[1]] for offset in range(kernel_size)]
+    return pad(unit.float(), [0, right, 0, below]).contiguous(), torch.stack(moved, 2)

@@ -99,6 +99,8 @@ def interpolator(
     if alpha == math.inf:
         return _accurate(torch.linalg.lstsq(x, y[:, None], driver="gelsd").solution[:, 0], x, y)
     _check(alpha, depth)
+    if len(x) == x.shape[1]:  # there is only one
+        return _accurate(torch.linalg.solve(x, y), x, y)
     target = y / alpha
     dual, last = torch.zeros_like(y), math.inf
     for _ in range(_ROUNDS):
