@@ -19,7 +19,13 @@ import lazyscope
 from lazyscope.tangent import limit_kernel_convolution
 from lazyscope.tangent.limit_dense import Kind, stack
 
-CASES = [(5, 7, 3, 0.0, False), (16, 16, 3, 0.1, False), (20, 32, 5, 0.0, False), (3, 2, 3, 0.1, True)]
+CASES = [
+    (5, 7, 3, 0.0, False),
+    (16, 16, 3, 0.1, False),
+    (20, 32, 5, 0.0, False),
+    (3, 2, 3, 0.1, True),
+    (2, 1, 3, 0.0, True),
+]
 """The height and the width of the images, the side of the kernels, the variance of the biases, and global pooling."""
 
 LARGE = [(32, 32, 3, 0.0, True), (7, 12, 5, 0.1, True)]

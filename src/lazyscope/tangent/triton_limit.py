@@ -128,6 +128,7 @@ def _pair_kernel(
     n2,
     height,
     width,
+    CUT: tl.constexpr,
     ROTATIONS: tl.constexpr,
     HIDDEN: tl.constexpr,
     CHANNELS: tl.constexpr,
@@ -142,29 +143,29 @@ def _pair_kernel(
     STRIDE: tl.constexpr = BLOCK_W
     PLANE: tl.constexpr = (BLOCK_H + 2 * RADIUS) * BLOCK_W
     SIZE: tl.constexpr = (2 * RADIUS + 1) * PLANE
-    CUT: tl.constexpr = ROTATIONS > 1
-    first, second = (i * CHANNELS) * (BLOCK_H * BLOCK_W), (j * CHANNELS) * (BLOCK_H * BLOCK_W)
+    left_pixel = pixels1 + (i * CHANNELS) * (BLOCK_H * BLOCK_W) + rows * BLOCK_W + columns
     at = RADIUS * PLANE + (rows + RADIUS) * STRIDE + columns
-    row, column, there, cut_h, cut_w = rows, columns, at, height, width
+    row, there, turned, cut_h, cut_w = rows, at, j, height, width
     total = tl.zeros((1,), tl.float64)
     for step in range(ROTATIONS):
         rotation = tl.program_id(1) * ROTATIONS + step
-        if CUT:
+        if CUT:  # the second image is stored once for each horizontal rotation, so that rows stay contiguous
             down, across = rotation // width, rotation % width
             row = tl.where(rows < height, (rows + down) % height, rows)
-            column = tl.where(columns < width, (columns + across) % width, columns)
-            there = RADIUS * PLANE + (row + RADIUS) * STRIDE + column
+            there = RADIUS * PLANE + (row + RADIUS) * STRIDE + columns
+            turned = j * width + across
             cut_h, cut_w = height - down, width - across
+        right_pixel = pixels2 + (turned * CHANNELS) * (BLOCK_H * BLOCK_W) + row * BLOCK_W + columns
         # The pixels have unit length, or length 0, so that 1 ∓ c is half the squared distance between them.
         below = tl.zeros((BLOCK_H, BLOCK_W), tl.float32)
         above = tl.zeros((BLOCK_H, BLOCK_W), tl.float32)
         for c in tl.static_range(CHANNELS):
-            u = tl.load(pixels1 + first + c * BLOCK_H * BLOCK_W + rows * BLOCK_W + columns)
-            v = tl.load(pixels2 + second + c * BLOCK_H * BLOCK_W + row * BLOCK_W + column)
+            u = tl.load(left_pixel + c * BLOCK_H * BLOCK_W)
+            v = tl.load(right_pixel + c * BLOCK_H * BLOCK_W)
             below += 0.5 * (u - v) * (u - v)
             above += 0.5 * (u + v) * (u + v)
         # The scales have a margin of zeros, and are 0 beyond the image, so that no position needs a mask.
-        left, right = scales1 + i * ((HIDDEN + 1) * SIZE), scales2 + j * ((HIDDEN + 1) * SIZE)
+        left, right = scales1 + i * ((HIDDEN + 1) * SIZE), scales2 + turned * ((HIDDEN + 1) * SIZE)
         # The first convolution; c = -1 only occurs here, because activations are non-negative.
         weight, bias = tl.load(numbers), tl.load(numbers + 1)
         before = tl.load(left + at) * tl.load(right + there)
@@ -224,7 +225,7 @@ def pair_kernel(
     kind: Kind,
     *,
     pooled: bool = False,
-    warps: int = 4,
+    warps: int = 8,
 ) -> Tensor:
     """Compute the kernel of all pairs of images.
 
@@ -245,6 +246,8 @@ def pair_kernel(
     blocks = [max(16, triton.next_power_of_2(side)) for side in (height, width)]
     one = _prepared(x1, layers, kernel_size, blocks)
     two = one if x2 is x1 else _prepared(x2, layers, kernel_size, blocks)
+    if pooled:
+        two = _rotated(two[0], width), _rotated(two[1], width)
     # A program takes all rotations of a pair, or one row of them if there are few pairs.
     parts = height if pooled and n1 * n2 < FEW else 1
     sums = torch.empty(n1, n2, parts, dtype=torch.float32, device=x1.device)
@@ -264,6 +267,7 @@ def pair_kernel(
                     n2,
                     height,
                     width,
+                    pooled,
                     positions // parts if pooled else 1,
                     len(layers) - 1,
                     x1.shape[1],
@@ -312,3 +316,9 @@ def _prepared(x: Tensor, layers: Sequence[Layer], kernel_size: int, blocks: Sequ
     around = pad(torch.cat(scales, 1).float(), [radius, right + radius, radius, below + radius])
     moved = [around[..., offset : offset + blocks[1]] for offset in range(kernel_size)]
     return pad(unit.float(), [0, right, 0, below]).contiguous(), torch.stack(moved, 2)
+
+
+def _rotated(values: Tensor, width: int) -> Tensor:
+    """Rotate the columns of the images by each number of columns, of shape (n, width, …)."""
+    image, beyond = values[..., :width], values[..., width:]
+    return torch.stack([torch.cat([image.roll(-turn, -1), beyond], -1) for turn in range(width)], 1)
