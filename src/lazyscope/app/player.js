@@ -49,7 +49,7 @@ const Player = (root) => {
   }
 
   // The size of the panels and of their letters. Four panels stand in two columns, which leaves more width; on a phone there
-  // is one column. All panels fit on the screen if it is tall enough; what follows them may then be below it. Large panels
+  // is one column. All panels fit on the screen if they are not too flat then; what follows them may be below it. Large panels
   // fill the screen, and their letters have 15 pixels.
   const narrow = matchMedia("(max-width: 56rem)"), middling = matchMedia("(max-width: 70rem)");
   const GAP = 8, EDGES = 14, AFTER = 56, SMALLEST = 150, SMALL = 190; // in pixels; AFTER is the height of the footer
@@ -62,7 +62,8 @@ const Player = (root) => {
     const columns = large ? (count === 4 ? 2 : Math.min(count, 3)) : across(), rows = large ? (count === 4 ? 2 : 1) : Math.ceil(count / columns);
     const wide = (box.width + GAP) / columns - GAP - EDGES;
     const room = (large ? box.height : innerHeight - box.top - scrollY) + GAP, each = (height) => height / rows - GAP - EDGES;
-    const tall = large ? each(room) : bounded(SMALLEST, Math.max(each(room - AFTER), Math.min(SMALL, each(room))), wide);
+    const fitting = bounded(SMALLEST, Math.max(each(room - AFTER), Math.min(SMALL, each(room))), wide);
+    const tall = large ? each(room) : each(room) < SMALLEST ? (300 / 380) * wide : fitting;
     const unit = Math.min(wide / 380, tall / 300);
     return Drawing.look(large ? bounded(1, 1.35 / unit, 2) : bounded(1, 0.9 / unit, 1.5), wide / unit, tall / unit);
   }
@@ -99,7 +100,7 @@ const Player = (root) => {
   button.addEventListener("click", toggle);
   slide.addEventListener("input", () => { play(false); show(Number(slide.value)); });
   speed.addEventListener("change", () => play(timer !== null));
-  matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => { if (scene) draw(); });
+  matchMedia("screen and (prefers-color-scheme: dark)").addEventListener("change", () => { if (scene) draw(); });
   let breadth = innerWidth; // on a phone, scrolling changes the height of the window
   addEventListener("resize", () => {
     if (scene && !(narrow.matches && breadth === innerWidth)) draw();

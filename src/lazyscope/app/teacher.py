@@ -191,10 +191,10 @@ def _numbers(lesson: Lesson) -> list[Number]:
             for lost in ["; it diverged" if lesson.diverged[which] else ""]
         ),
         Number(
-            "Effective rank of K₀",
+            "Effective rank",
             [f"{spectrum.effective_rank:.1f} of {spectrum.size}"],
-            "tr K/λ₁; the condition number is "
-            + (f"{spectrum.condition:.2g}" if math.isfinite(spectrum.condition) else "∞"),
+            "tr K₀/λ₁ of the tangent kernel at the start; condition number "
+            + (f"{spectrum.condition:.3g}" if math.isfinite(spectrum.condition) else "∞"),
         ),
     ]
 
