@@ -127,7 +127,7 @@ def scene(result: Result) -> Scene:
             ),
         ],
         _numbers(result),
-        compared(*ends, int(lesson.steps[-1])),
+        compared(ends[0], ends[1], int(lesson.steps[-1])),
     )
 
 

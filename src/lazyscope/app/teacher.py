@@ -142,7 +142,7 @@ def scene(lesson: Lesson) -> Scene:
             ),
         ],
         _numbers(lesson),
-        compared(*lesson.test[-1].tolist(), int(lesson.steps[-1])),
+        compared(float(lesson.test[-1, 0]), float(lesson.test[-1, 1]), int(lesson.steps[-1])),
     )
 
 
