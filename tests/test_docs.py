@@ -16,6 +16,7 @@ from types import ModuleType
 from typing import Literal
 
 import pytest
+from playwright.sync_api import Page
 from tests.app.visitor import CHROMIUM, chromium, complaints_of, serious
 
 import lazyscope
@@ -90,6 +91,19 @@ def test_notebooks_have_the_cells_of_the_scripts() -> None:
                 assert not any(line.startswith("# %%") for line in cell["source"])
 
 
+CODE = ".md-content pre > code"
+
+
+def overflows(page: Page, address: str) -> bool:
+    """Whether a page scrolls sideways or, on a laptop, code that was written for it runs past its column."""
+    page.goto(address)
+    wide = page.evaluate("innerWidth")
+    if page.evaluate("document.documentElement.scrollWidth") > wide:
+        return True
+    cut = f"[...document.querySelectorAll('{CODE}')].some((code) => code.scrollWidth > code.clientWidth + 1)"
+    return wide >= 1280 and "/api/" not in address and bool(page.evaluate(cut))
+
+
 @pytest.mark.slow
 @pytest.mark.skipif(CHROMIUM is None, reason="no browser is installed: apt install chromium")
 @pytest.mark.xdist_group("site")
@@ -98,6 +112,9 @@ def test_the_site_is_accessible_and_asks_no_other_host(site: Path) -> None:
     with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server, chromium() as browser:
         threading.Thread(target=server.serve_forever, daemon=True).start()
         here = f"http://127.0.0.1:{server.server_port}/"
+        pages = [
+            f"{path.parent.relative_to(site)}/" for path in sorted(site.rglob("index.html")) if "play" not in str(path)
+        ]
         for width, scheme in VIEWS:
             page = browser.new_page(viewport={"width": width, "height": 844}, color_scheme=scheme)
             complaints = complaints_of(page)
@@ -105,6 +122,7 @@ def test_the_site_is_accessible_and_asks_no_other_host(site: Path) -> None:
                 page.goto(here + place)
                 assert serious(page) == [], place
                 assert page.evaluate("document.documentElement.scrollWidth") <= width, place
+            assert [place for place in pages if overflows(page, here + place)] == [], width
             page.close()
             assert [said for said in complaints if not said.startswith(here)] == []
         server.shutdown()

@@ -15,7 +15,9 @@ from lazyscope.lab.style import panels
 torch.manual_seed(0)
 x = torch.randn(100, 10)
 y = torch.relu(x[:, :1]) - torch.relu(x[:, 1:2])  # a teacher with two neurons
-net = torch.nn.Sequential(torch.nn.Linear(10, 128), torch.nn.ReLU(), torch.nn.Linear(128, 1))
+net = torch.nn.Sequential(
+    torch.nn.Linear(10, 128), torch.nn.ReLU(), torch.nn.Linear(128, 1)
+)
 
 # %% [markdown]
 # `Scaled` is an ordinary module. Its parameters `v` are initialised to zero, and its output is α(h(w₀ + v/α) - h(w₀)).
@@ -34,7 +36,8 @@ for alpha in (0.3, 1.0, 10.0, math.inf):
         optimiser.step()
         curves[alpha].append(loss.item())
     moved = model.displacement() / alpha
-    print(f"α = {alpha:>4}: loss {curves[alpha][-1]:.5f}, weights moved by {moved:.2g}")
+    end = curves[alpha][-1]
+    print(f"α = {alpha:>4}: loss {end:.5f}, weights moved by {moved:.2g}")
 
 # %% [markdown]
 # The loss decreases at every scale, while the distance that the weights move falls like 1/α. For large α, the curves
@@ -53,7 +56,9 @@ axes[0, 0].legend()
 # issued; here we use the same network with tanh instead.
 
 # %%
-smooth = torch.nn.Sequential(torch.nn.Linear(10, 128), torch.nn.Tanh(), torch.nn.Linear(128, 1)).double()
+smooth = torch.nn.Sequential(
+    torch.nn.Linear(10, 128), torch.nn.Tanh(), torch.nn.Linear(128, 1)
+).double()
 scale = ls.relative_scale(smooth, x.double(), y.double())
 print(scale)
 print(f"α at which κ would be 0.01: {scale.lazy_scale(0.01):.3g}")

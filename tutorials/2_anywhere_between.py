@@ -17,7 +17,11 @@ torch.manual_seed(0)
 images, labels = digits(seed=0)
 x, y, x_test, y_test = images[:300], labels[:300], images[300:], labels[300:]
 net = torch.nn.Sequential(
-    torch.nn.Conv2d(1, 8, 3), torch.nn.ReLU(), torch.nn.MaxPool2d(2), torch.nn.Flatten(), torch.nn.Linear(72, 10)
+    torch.nn.Conv2d(1, 8, 3),
+    torch.nn.ReLU(),
+    torch.nn.MaxPool2d(2),
+    torch.nn.Flatten(),
+    torch.nn.Linear(72, 10),
 )
 
 # %% [markdown]
@@ -40,7 +44,10 @@ for alpha in scales:
     with torch.no_grad():
         accuracies[alpha] = float((model(x_test).argmax(1) == y_test).float().mean())
     moves[alpha] = model.displacement() / alpha
-    print(f"α = {alpha:g}: test accuracy {accuracies[alpha]:.1%}, weights moved by {moves[alpha]:.2g}")
+    print(
+        f"α = {alpha:g}: test accuracy {accuracies[alpha]:.1%},"
+        f" weights moved by {moves[alpha]:.2g}"
+    )
 
 # %%
 figure, axes = panels(1, 1, width=5.0, height=3.2)
@@ -58,7 +65,11 @@ with torch.no_grad():
     for parameter in final.parameters():
         parameter.add_(0.01)
 twin = torch.nn.Sequential(
-    torch.nn.Conv2d(1, 8, 3), torch.nn.ReLU(), torch.nn.MaxPool2d(2), torch.nn.Flatten(), torch.nn.Linear(72, 10)
+    torch.nn.Conv2d(1, 8, 3),
+    torch.nn.ReLU(),
+    torch.nn.MaxPool2d(2),
+    torch.nn.Flatten(),
+    torch.nn.Linear(72, 10),
 )
 twin.load_state_dict(final.weights(), strict=False)
 with torch.no_grad():
@@ -70,4 +81,7 @@ with torch.no_grad():
 
 # %%
 with torch.no_grad():
-    print(float(ls.Symmetrised(net)(x).abs().max()), torch.equal(ls.Linearised(net)(x), net(x)))
+    print(
+        float(ls.Symmetrised(net)(x).abs().max()),
+        torch.equal(ls.Linearised(net)(x), net(x)),
+    )

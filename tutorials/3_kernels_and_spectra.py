@@ -14,13 +14,20 @@ from lazyscope.lab.style import panels
 torch.manual_seed(0)
 images, labels = digits(n=200, seed=0)
 x = images.flatten(1)
-net = torch.nn.Sequential(torch.nn.Linear(64, 256), torch.nn.ReLU(), torch.nn.Linear(256, 10))
+net = torch.nn.Sequential(
+    torch.nn.Linear(64, 256), torch.nn.ReLU(), torch.nn.Linear(256, 10)
+)
 
 kernel = ls.tangent_kernel(net, x)
 print(kernel.shape)  # samples × samples × outputs × outputs
 parts = ls.tangent_kernel(net, x, by_layer=True)
 torch.testing.assert_close(sum(parts.values()), kernel, rtol=1e-4, atol=1e-3)
-print({name: f"{float(part.diagonal().sum() / kernel.diagonal().sum()):.0%}" for name, part in parts.items()})
+print(
+    {
+        name: f"{float(part.diagonal().sum() / kernel.diagonal().sum()):.0%}"
+        for name, part in parts.items()
+    }
+)
 
 # %% [markdown]
 # The spectrum of the kernel determines what the tangent model learns, and how fast. The component of the targets along
@@ -29,7 +36,10 @@ print({name: f"{float(part.diagonal().sum() / kernel.diagonal().sum()):.0%}" for
 # %%
 spectrum = ls.spectrum(net, x)
 targets = torch.nn.functional.one_hot(labels, 10).float() - 0.1
-print(f"condition {spectrum.condition:.2g}, effective rank {spectrum.effective_rank:.1f} of {spectrum.size}")
+print(
+    f"condition {spectrum.condition:.2g},"
+    f" effective rank {spectrum.effective_rank:.1f} of {spectrum.size}"
+)
 aligned = spectrum.alignment(targets)
 figure, axes = panels(1, 2, width=3.6, height=3.0)
 axes[0, 0].loglog(range(1, spectrum.size + 1), spectrum.eigenvalues)
@@ -55,4 +65,7 @@ operator = ls.TangentOperator(net, x)
 top = ls.spectrum(net, x, top=5).eigenvalues
 torch.testing.assert_close(top, spectrum.eigenvalues[:5], rtol=1e-3, atol=1e-3)
 circle = torch.nn.functional.normalize(x[:3], dim=1)
-print(operator.shape, ls.limit_kernel_dense(circle, depth=2, activation="relu", kind="ntk"))
+print(
+    operator.shape,
+    ls.limit_kernel_dense(circle, depth=2, activation="relu", kind="ntk"),
+)

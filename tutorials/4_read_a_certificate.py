@@ -36,7 +36,10 @@ for alpha in scales:
     first = ls.certify(net, ls.loss.Square(), x, y, alpha=alpha, K=1.0, centred=True)[0]
     bounds.append(first.bound)
     distances.append(first.measured)
-    print(f"α = {alpha:g}: {first.verdict}, bound {first.bound:.3g}, measured {first.measured:.3g}")
+    print(
+        f"α = {alpha:g}: {first.verdict},"
+        f" bound {first.bound:.3g}, measured {first.measured:.3g}"
+    )
 
 figure, axes = panels(1, 1, width=4.5, height=3.2)
 axes[0, 0].loglog(scales, bounds, "s--", label="bound")

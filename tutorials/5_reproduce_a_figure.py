@@ -40,13 +40,18 @@ def grid(scale: str) -> list[Params]:
 
 
 def trial(points: list[Params], device: torch.device) -> list[Result]:
-    """Measure ‖w - w₀‖/‖w₀‖ after training; the kernel grows like the width, so the step size is 1/width."""
+    """Measure ‖w - w₀‖/‖w₀‖ after training.
+
+    The kernel grows like the width, so the step size is 1/width.
+    """
     found: list[Result] = []
     for point in points:
         torch.manual_seed(int(point["seed"]))
         x, y = torch.randn(20, 5), torch.randn(20, 1)
         width = int(point["width"])
-        net = torch.nn.Sequential(torch.nn.Linear(5, width), torch.nn.Tanh(), torch.nn.Linear(width, 1))
+        net = torch.nn.Sequential(
+            torch.nn.Linear(5, width), torch.nn.Tanh(), torch.nn.Linear(width, 1)
+        )
         size = float(torch.cat([p.detach().flatten() for p in net.parameters()]).norm())
         path = ls.gradient_descent(net, ls.loss.Square(), x, y, lr=1 / width, steps=500)
         found.append({"moved": float(path.displacement[-1]) / size})
@@ -69,7 +74,14 @@ def figure(trials: Trials) -> Figure:
 def claims(trials: Trials) -> list[Claim]:
     """List one claim, which could also fail."""
     narrow, wide = median(trials, 16), median(trials, 1024)
-    return [Claim("wide nets move less", "folklore", f"{wide:.2g} against {narrow:.2g}", wide < narrow / 2)]
+    return [
+        Claim(
+            "wide nets move less",
+            "folklore",
+            f"{wide:.2g} against {narrow:.2g}",
+            wide < narrow / 2,
+        )
+    ]
 
 
 EXPERIMENT = Experiment(
@@ -92,7 +104,11 @@ EXPERIMENT = Experiment(
 with tempfile.TemporaryDirectory() as folder:
     store = Store(Path(folder))
     outcome = run(EXPERIMENT, "quick", store, device=torch.device("cpu"))
-    stored = Trials(record.trial for record in records(EXPERIMENT, "quick", store) if record is not None)
+    stored = Trials(
+        record.trial
+        for record in records(EXPERIMENT, "quick", store)
+        if record is not None
+    )
 for claim in outcome.claims:
     print(claim.text, "·", claim.measured, "·", "holds" if claim.holds else "fails")
 picture = figure(stored)

@@ -49,7 +49,9 @@ figure, axes = panels(1, 1, width=4.0, height=4.0)
 axis = axes[0, 0]
 axis.scatter(*final.theta.T, s=200 * final.weights, alpha=0.4, label="particles")
 axis.scatter(*problem.truth.theta.T, marker="x", c="black", label="truth")
-axis.scatter(*found.measure.theta.T, facecolors="none", edgecolors="red", s=120, label="solution")
+axis.scatter(
+    *found.measure.theta.T, facecolors="none", edgecolors="red", s=120, label="solution"
+)
 axis.set(xlim=(0, 2 * math.pi), ylim=(0, 2 * math.pi), aspect="equal")
 axis.legend(loc="lower left")
 

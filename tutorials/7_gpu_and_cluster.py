@@ -13,7 +13,9 @@ import lazyscope as ls
 
 device = "cuda" if torch.cuda.is_available() else "cpu"
 torch.manual_seed(0)
-net = torch.nn.Sequential(torch.nn.Linear(20, 64), torch.nn.ReLU(), torch.nn.Linear(64, 2)).to(device)
+net = torch.nn.Sequential(
+    torch.nn.Linear(20, 64), torch.nn.ReLU(), torch.nn.Linear(64, 2)
+).to(device)
 x = torch.randn(120, 20, device=device)
 print(ls.tangent_kernel(net, x).device)
 
@@ -34,4 +36,6 @@ with tempfile.TemporaryDirectory() as folder:
     stored = ls.open_tangent_kernel(path)
     print(stored.shape)
     part = torch.from_numpy(stored[:5, 100:105])
-torch.testing.assert_close(part, ls.tangent_kernel(net, x[:5], x[100:105]).cpu(), rtol=1e-4, atol=1e-4)
+torch.testing.assert_close(
+    part, ls.tangent_kernel(net, x[:5], x[100:105]).cpu(), rtol=1e-4, atol=1e-4
+)

@@ -10,7 +10,9 @@ import torch
 import lazyscope as ls
 
 torch.manual_seed(0)
-net = torch.nn.Sequential(torch.nn.Linear(8, 48), torch.nn.ReLU(), torch.nn.Linear(48, 1))
+net = torch.nn.Sequential(
+    torch.nn.Linear(8, 48), torch.nn.ReLU(), torch.nn.Linear(48, 1)
+)
 x = torch.randn(40, 8)
 y = torch.relu(x[:, :1]) - torch.relu(x[:, 1:2])
 

@@ -182,8 +182,16 @@
     const [head, power] = v.toExponential(1).split("e");
     return v !== 0 && Math.abs(v) < 1e-3 ? `${head}·10${raised(power)}` : String(Number(v.toPrecision(2)));
   }
+  // As `compared` in lazyscope/app/finding.py.
+  function finding([net, twin]) {
+    const start = `After ${lazyscope.STEPS} steps, `, both = `test loss ${digits(net)} for the network, ${digits(twin)} for the tangent model.`;
+    if (!Number.isFinite(net) || !Number.isFinite(twin)) return `${start}${both}`;
+    if (Math.max(net, twin) <= 1.25 * Math.min(net, twin)) return `${start}both generalise about equally well: ${both}`;
+    return `${start}the ${net < twin ? "network" : "tangent model"} generalises better: ${both}`;
+  }
   function tell() {
     const t = frameNow();
+    $("finding").textContent = finding(ended.test);
     $("tau").value = notchOf(state.tau);
     $("tau").setAttribute("aria-valuetext", `τ = ${state.tau.toPrecision(2)}`);
     $("tau-value").textContent = `τ = ${state.tau.toPrecision(2)}`;
@@ -263,7 +271,7 @@
   });
   addEventListener("hashchange", () => { readLink(); redraw(); });
   addEventListener("resize", redraw);
-  matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => { readPalette(); redraw(); });
+  matchMedia("screen and (prefers-color-scheme: dark)").addEventListener("change", () => { readPalette(); redraw(); });
   readPalette();
   readLink();
   paint();

@@ -127,6 +127,22 @@ def test_verdicts_of_the_report_are_visible_on_a_phone(written: Page) -> None:
         assert box["x"] + box["width"] <= 390
 
 
+def test_a_printed_figure_stays_with_its_heading_and_is_light(written: Page) -> None:
+    written.emulate_media(media="print", color_scheme="dark")
+    try:
+        for section in written.locator("main section").all():
+            top = section.locator(".top")
+            assert top.evaluate("node => getComputedStyle(node).breakInside") == "avoid"
+            assert top.locator("h3").count() == top.locator("img").count() == 1
+            assert section.locator("thead").evaluate("node => getComputedStyle(node).display") == "table-header-group"
+        assert not written.locator("nav").is_visible()
+        assert written.evaluate("getComputedStyle(document.body).backgroundColor") == "rgb(255, 255, 255)"
+        assert written.locator("main img").first.evaluate("node => getComputedStyle(node).filter") == "none"
+        assert written.evaluate("getComputedStyle(document.body).color") == "rgb(28, 32, 36)"
+    finally:
+        written.emulate_media(media="screen", color_scheme="light")
+
+
 def test_axe_notices_a_violation(browser: Browser) -> None:
     tab = browser.new_page()
     tab.set_content("<html lang=en><title>t</title><main><h1>t</h1><img src='data:,'><button></button></main>")

@@ -13,6 +13,7 @@ from playwright.sync_api import Browser, Page
 from tests.app.visitor import CHROMIUM, complaints_of
 
 from lazyscope.app.compute.student import Lesson, circle_teacher, student, teach
+from lazyscope.app.finding import compared
 from lazyscope.loss import Square
 
 pytestmark = [
@@ -66,6 +67,16 @@ def test_the_page_trains_as_the_library_does(opened: Page, width: int, samples: 
     neurons = lesson.neurons.numpy()
     places = np.array(found["neurons"]).reshape(neurons.shape)
     assert np.abs(places - neurons).max() <= 1e-4 * np.abs(neurons).max()
+
+
+@pytest.mark.parametrize(("tau", "samples", "seed"), [(0.1, 15, 9), (0.1, 5, 9), (2.0, 15, 9), (0.05, 10, 0)])
+def test_the_page_names_the_model_that_generalises_better(opened: Page, tau: float, samples: int, seed: int) -> None:
+    opened.evaluate(f"location.hash = '#tau={tau}&width=20&samples={samples}&seed={seed}'")
+    opened.wait_for_function(f"lazyscopePlay.state.samples === {samples} && lazyscopePlay.state.tau === {tau}")
+    opened.evaluate("() => new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)))")
+    lesson = of_the_library(20, samples, seed, tau)
+    said = compared(float(lesson.test[-1, 0]), float(lesson.test[-1, 1]), 500).partition(":")[0]
+    assert opened.locator("#finding").inner_text().startswith(f"{said}:")
 
 
 def number(tab: Page, name: str) -> str:

@@ -242,6 +242,19 @@ def test_the_page_is_accessible_and_fits(
     assert visitor.strangers == []
 
 
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[pytest.mark.slow] if name != "teacher" else []) for name in TABS]
+)
+def test_a_laptop_shows_the_controls_and_the_pictures_without_scrolling(visitor: Visitor, name: str) -> None:
+    visitor.open(tab=name)
+    page = visitor.page
+    for height, lowest in ((800, "footer"), (720, "#panels"), (720, "#more")):
+        page.set_viewport_size({"width": 1280, "height": height})
+        box = page.locator(lowest).bounding_box()
+        assert box is not None
+        assert box["y"] + box["height"] <= height, (height, lowest)
+
+
 def test_a_stopped_server_is_said_and_found_again(browser: Browser) -> None:
     command = [sys.executable, "-m", "lazyscope.cli", "explore", "--no-browser", "--port"]
     with subprocess.Popen([*command, "0"], stdout=subprocess.PIPE, text=True) as server:

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from lazyscope.app.compute.student import Lesson, circle_teacher, final_losses, student, teach
+from lazyscope.app.finding import compared
 from lazyscope.app.plane import neurons
 from lazyscope.app.scene import Axis, Cursor, Dots, Line, Number, Panel, Scene
 from lazyscope.app.setting import Steps, Values
@@ -126,6 +127,7 @@ def scene(result: Result) -> Scene:
             ),
         ],
         _numbers(result),
+        compared(ends[0], ends[1], int(lesson.steps[-1])),
     )
 
 
@@ -150,10 +152,10 @@ def _numbers(result: Result) -> list[Number]:
         Number(
             "Weights moved by",
             [f"{value:.1%}" for value in lesson.displacement.tolist()],
-            "‖w − w₀‖/‖w₀‖, which falls like 1/α",
+            "‖w − w₀‖/‖w₀‖; for large α it falls like 1/α",
         ),
         Number(
-            "Distance of both functions",
+            "Functions differ by",
             [f"{value:.1%}" for value in (apart / size).tolist()],
             "root mean square on the circle, in units of the teacher",
         ),
@@ -181,8 +183,7 @@ TAB = Tab(
     "alpha",
     "The α dial",
     "The same network, from the same weights, with its output multiplied by α. For small α the weights move far and"
-    " the network finds the teacher. As α grows, smaller and smaller movements suffice, and the network becomes its"
-    " tangent model: it fits the same samples and generalises worse.",
+    " find the teacher. As α grows, smaller movements suffice, and the network becomes its tangent model.",
     {
         "alpha": Steps("Scale α", "small: feature learning; large: lazy training", ALPHAS, 0.01),
         "width": Steps("Hidden width m", "number of neurons of the network", (4, 8, 12, 20, 30, 50, 80), 20),

@@ -18,6 +18,8 @@ from lazyscope.lab.style import BLACK, BLUE, GREEN, ORANGE
 from lazyscope.theory.diagonal import implicit_bias
 
 FRAMES, PIXELS, REACH = 40, 81, 1.35
+_FOUND = 1e-6
+"""The largest distance at which a predictor is called the truth, which has norm 1."""
 
 
 @final
@@ -115,6 +117,7 @@ def scene(result: Recovery) -> Scene:
             ),
         ],
         _numbers(result),
+        _finding(result),
     )
 
 
@@ -146,10 +149,9 @@ def _numbers(result: Recovery) -> list[Number]:
     errors = (beta - result.truth).norm(dim=-1)
     return [
         Number(
-            "Distance from the truth",
+            "Error",
             [f"{value:.3g}" for value in errors.tolist()],
-            f"|β − β*|; the least ℓ₁ norm gives {_far(result.sparsest, result.truth)}, the least ℓ₂ norm"
-            f" {_far(result.smallest, result.truth)}",
+            f"|β − β*|; that of the least ℓ₂ norm is {_far(result.smallest, result.truth)}",
         ),
         Number(
             "ℓ₁ norm",
@@ -162,16 +164,26 @@ def _numbers(result: Recovery) -> list[Number]:
             f"the smallest possible one is {float(result.smallest.norm()):.3f}",
         ),
         Number(
-            "Distance from the formula",
+            "From the formula",
             [f"{value:.1e}" for value in result.apart.tolist()],
-            "between β at this time and the minimiser of Q_α under Xβ = y, relative",
+            "relative, from the minimiser of Q_α under Xβ = y",
         ),
         Number(
             "Kernel change",
-            [f"{value:.2g}" for value in result.drift.tolist()],
+            [f"{value:.3g}" for value in result.drift.tolist()],
             "‖K − K₀‖/‖K₀‖ of the tangent kernel: 0 if training is lazy",
         ),
     ]
+
+
+def _finding(result: Recovery) -> str:
+    end, sparsest = (float((beta - result.truth).norm()) for beta in (result.beta[-1], result.sparsest))
+    if sparsest > _FOUND:
+        return (
+            f"Here even the least ℓ₁ norm is not the truth: its distance is {sparsest:.2g}, and that of the network"
+            f" {end:.2g}."
+        )
+    return f"Here the least ℓ₁ norm is the truth, and the network ends at a distance of {end:.2g} from it."
 
 
 def _far(beta: Tensor, truth: Tensor) -> str:
@@ -193,9 +205,9 @@ def draw(values: Values) -> Scene:
 TAB = Tab(
     "diagonal",
     "Between ℓ₁ and ℓ₂",
-    "The simplest network whose implicit bias is known exactly: a linear predictor β, written as a difference of"
-    " powers. There are fewer samples than dimensions, so many β fit them. A lazy network ends at the one with the"
-    " least ℓ₂ norm; a small α ends near the least ℓ₁ norm, which finds the sparse truth.",
+    "A linear predictor β, written as a difference of powers. There are fewer samples than dimensions, so many β fit"
+    " them. A lazy network ends at the one with the least ℓ₂ norm, and a small α near the least ℓ₁ norm, which favours"
+    " sparse β.",
     {
         "alpha": Steps("Scale α", "small: feature learning, ℓ₁; large: lazy training, ℓ₂", ALPHAS, 1e-4),
         "depth": Steps("Depth D", "number of layers", (2, 3, 4, 5), 2),

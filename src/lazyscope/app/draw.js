@@ -10,7 +10,7 @@ const Drawing = (() => {
     "#444444": "#c6ccd3", "#222222": "#e3e6ea", "#777777": "#9aa1a9", "#c3cad2": "#474e56", "#9aa5b1": "#6f7985",
     "#004d33": "#c9f5e5", "#00704b": "#99dcc6", "#4cbf99": "#24a37c", "#99dcc6": "#0f7d5c", "#dcebf5": "#16344a", "#f9dfd0": "#4f2c18",
   };
-  const dark = () => matchMedia("(prefers-color-scheme: dark)").matches;
+  const dark = () => matchMedia("screen and (prefers-color-scheme: dark)").matches;
 
   // Converts packed arrays (see scene.py) to nested lists in place; numbers that are not finite become null.
   function rows(flat, shape) {

@@ -46,7 +46,7 @@
       complain(found.error || "");
       if (found.status === 503) { await new Promise((done) => { setTimeout(done, 500); }); continue; }
       shown = asked;
-      if (!found.error) { player.open(found); document.dispatchEvent(new Event("drawn")); }
+      if (!found.error) { $("finding").textContent = found.finding; player.open(found); document.dispatchEvent(new Event("drawn")); }
     }
     busy = false;
     describe();
@@ -149,15 +149,21 @@
     });
     return head;
   });
+  // Scrolls the row of tabs on a phone. `scrollIntoView` would also move the place from which the Tab key starts.
+  function reveal(head) {
+    const row = $("tabs"), [outer, inner] = [row, head].map((node) => node.getBoundingClientRect());
+    if (inner.left < outer.left || inner.right > outer.right) row.scrollLeft += inner.left - outer.left - 8;
+  }
   function open() {
     heads.forEach((head, i) => {
       head.setAttribute("aria-selected", tabs[i] === tab);
       head.tabIndex = tabs[i] === tab ? 0 : -1;
-      if (tabs[i] === tab) head.scrollIntoView({ block: "nearest", inline: "nearest" });
+      if (tabs[i] === tab) reveal(head);
     });
     $("panel").setAttribute("aria-labelledby", `tab-${tab.name}`);
     document.title = `${tab.title} · lazyscope explorer`;
-    $("story").textContent = tab.story;
+    $("tale").textContent = tab.story;
+    $("finding").textContent = "";
     $("equation").replaceChildren();
     for (const [text, name] of tab.equation) make("span", name ? { "data-setting": name } : {}, $("equation"), text);
     settings();

@@ -5,7 +5,7 @@ const Export = (() => {
 
   // Returns the whole scene as one SVG element. `facts` holds the title, the settings in words, and the version.
   function compose(player, facts) {
-    const panels = player.pictures(), look = player.look(), { make, FONT } = Drawing, W = look.wide, H = look.tall;
+    const panels = player.pictures(), look = player.standard(), { make, FONT } = Drawing, W = look.wide, H = look.tall;
     const columns = panels.length === 4 ? 2 : Math.min(3, panels.length), wide = columns * (W + GAP) + GAP;
     const most = Math.floor((wide - 2 * GAP) / 6.6);
     const told = (numbers) => [player.now().moment, ...numbers.map(([name, value]) => `${name}: ${value}`)].join("; ");
@@ -20,10 +20,9 @@ const Export = (() => {
     write(GAP, 24, facts.title, { fill: look.ink, "font-size": 18, "font-weight": 700 });
     rows.forEach(([text, fill], i) => write(GAP, 42 + LINE * i, text, { fill }));
     panels.forEach((panel, i) => {
-      const copy = panel.cloneNode(true);
       const place = { x: GAP + (i % columns) * (W + GAP), y: head + Math.floor(i / columns) * (H + GAP), width: W, height: H };
-      for (const [name, value] of Object.entries(place)) copy.setAttribute(name, value);
-      svg.appendChild(copy);
+      for (const [name, value] of Object.entries(place)) panel.setAttribute(name, value);
+      svg.appendChild(panel);
     });
     write(wide - GAP, tall - 8, `lazyscope ${facts.version}`, { fill: look.soft, "text-anchor": "end" });
     return svg;

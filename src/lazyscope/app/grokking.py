@@ -133,7 +133,7 @@ def _numbers(result: Addition) -> list[Number]:
         Number(
             "Accuracy on unseen pairs",
             [f"{value:.0%}" for value in result.test[:, 1].tolist()],
-            "on the other 15 %; the tangent model predicts almost none of them",
+            "on the other 15 %; the tangent model predicts few of them",
         ),
         Number("Fitted at step", [_step(fitted)], f"the first step with {FITTED:.0%} training accuracy"),
         Number("Learned at step", [_step(learned)], f"the first step with {LEARNED['modular']:.0%} on unseen pairs"),
@@ -176,7 +176,7 @@ TAB = Tab(
     "grokking",
     "Grokking",
     "A network learns addition modulo p from 85 % of the table. Its tangent kernel fits these pairs but predicts"
-    " almost none of the others, so the network generalises only after its features have moved. For larger α they move"
+    " few of the others, so the network generalises only after its features have moved. For larger α they move"
     " later, long after the training pairs are fitted, or never.",
     {
         "alpha": Steps(

@@ -21,6 +21,7 @@ const Player = (root) => {
   const cards = make("dl", { id: "numbers" }, root), shelf = make("div", { id: "panels" }, root);
 
   let scene = null, redraws = [], large = false, frame = 0, share = 1, timer = null;
+  const longest = (values) => values.reduce((a, b) => (b.length > a.length ? b : a));
   const last = () => (scene ? scene.moments.length - 1 : 0);
 
   function show(next) {
@@ -47,38 +48,51 @@ const Player = (root) => {
     play(timer === null);
   }
 
-  // The width of the panels and the size of their letters. Four panels stand in two columns, which leaves more width; on a
-  // phone there is one column. Large panels fill the screen, and their letters have 15 pixels.
-  const narrow = matchMedia("(max-width: 56rem)");
+  // The size of the panels and of their letters. Four panels stand in two columns, which leaves more width; on a phone there
+  // is one column. All panels fit on the screen if they are not too flat then; what follows them may be below it. Large panels
+  // fill the screen, and their letters have 15 pixels.
+  const narrow = matchMedia("(max-width: 56rem)"), middling = matchMedia("(max-width: 70rem)");
+  const GAP = 8, EDGES = 14, AFTER = 56, SMALLEST = 150, SMALL = 190; // in pixels; AFTER is the height of the footer
+  const bounded = (low, value, high) => Math.max(low, Math.min(value, high));
+  const standard = () => Drawing.look(1, scene.panels.length === 4 ? 480 : 380);
+  const across = () => (narrow.matches ? 1 : middling.matches || scene.panels.length === 4 ? 2 : Math.min(3, scene.panels.length));
   function look() {
-    if (!large || narrow.matches) return Drawing.look(1, scene.panels.length === 4 && !narrow.matches ? 480 : 380);
-    const box = shelf.getBoundingClientRect(), count = scene.panels.length, columns = count === 4 ? 2 : Math.min(count, 3);
-    const wide = box.width / columns - 24, tall = box.height / (count === 4 ? 2 : 1) - 20, unit = Math.min(wide / 380, tall / 300);
-    return Drawing.look(Math.max(1, Math.min(2, 1.35 / unit)), wide / unit, tall / unit);
+    if (narrow.matches) return Drawing.look();
+    const box = shelf.getBoundingClientRect(), count = scene.panels.length;
+    const columns = large ? (count === 4 ? 2 : Math.min(count, 3)) : across(), rows = large ? (count === 4 ? 2 : 1) : Math.ceil(count / columns);
+    const wide = (box.width + GAP) / columns - GAP - EDGES;
+    const room = (large ? box.height : innerHeight - box.top - scrollY) + GAP, each = (height) => height / rows - GAP - EDGES;
+    const fitting = bounded(SMALLEST, Math.max(each(room - AFTER), Math.min(SMALL, each(room))), wide);
+    const tall = large ? each(room) : each(room) < SMALLEST ? (300 / 380) * wide : fitting;
+    const unit = Math.min(wide / 380, tall / 300);
+    return Drawing.look(large ? bounded(1, 1.35 / unit, 2) : bounded(1, 0.9 / unit, 1.5), wide / unit, tall / unit);
   }
 
   // Draws everything again, for another scene, another colour scheme or larger letters.
   function draw() {
-    const style = look(), figures = document.createDocumentFragment(), facts = document.createDocumentFragment();
+    const figures = document.createDocumentFragment(), facts = document.createDocumentFragment();
     redraws = [];
-    for (const panel of scene.panels) {
-      const drawn = Drawing.draw(panel, style, last());
-      make("figure", {}, figures).appendChild(drawn.svg);
-      redraws.push(...drawn.redraws);
-    }
     for (const number of scene.numbers) {
       const card = make("div", {}, facts);
       make("dt", {}, card, number.name);
       const value = make("dd", {}, card, number.values[number.values.length - 1]);
       make("dd", { class: "meaning" }, card, number.meaning);
+      value.style.minWidth = `${longest(number.values).length}ch`; // so that no card changes its height while time runs
       if (number.values.length > 1) redraws.push((now) => { value.textContent = number.values[now]; });
     }
     const count = scene.numbers.length;
     cards.style.setProperty("--columns", count > 6 ? Math.ceil(count / 2) : count); // rows of equal length
     shelf.dataset.panels = scene.panels.length;
+    shelf.style.setProperty("--across", across());
     cards.replaceChildren(facts);
-    shelf.replaceChildren(figures);
     bar.hidden = last() === 0;
+    const style = look(); // the room that the numbers leave
+    for (const panel of scene.panels) {
+      const drawn = Drawing.draw(panel, style, last());
+      make("figure", {}, figures).appendChild(drawn.svg);
+      redraws.push(...drawn.redraws);
+    }
+    shelf.replaceChildren(figures);
     slide.max = last();
     show(Math.round(share * last()));
   }
@@ -86,8 +100,12 @@ const Player = (root) => {
   button.addEventListener("click", toggle);
   slide.addEventListener("input", () => { play(false); show(Number(slide.value)); });
   speed.addEventListener("change", () => play(timer !== null));
-  for (const media of [matchMedia("(prefers-color-scheme: dark)"), narrow]) media.addEventListener("change", () => { if (scene) draw(); });
-  addEventListener("resize", () => { if (scene && large) draw(); });
+  matchMedia("screen and (prefers-color-scheme: dark)").addEventListener("change", () => { if (scene) draw(); });
+  let breadth = innerWidth; // on a phone, scrolling changes the height of the window
+  addEventListener("resize", () => {
+    if (scene && !(narrow.matches && breadth === innerWidth)) draw();
+    breadth = innerWidth;
+  });
   play(false);
 
   return {
@@ -96,10 +114,16 @@ const Player = (root) => {
     show, toggle, last,
     stop: () => play(false),
     enlarge(on) { large = on; if (scene) draw(); },
-    pictures: () => [...shelf.querySelectorAll("svg")],
-    numbers: (longest = false) => scene.numbers.map(({ name, values }) => [
-      name, longest ? values.reduce((a, b) => (b.length > a.length ? b : a)) : values[Math.min(frame, values.length - 1)]]),
+    // The panels at this moment, in a size that does not depend on the window.
+    pictures: () => scene.panels.map((panel) => {
+      const drawn = Drawing.draw(panel, standard(), last());
+      for (const redraw of drawn.redraws) redraw(frame);
+      return drawn.svg;
+    }),
+    numbers: (longer = false) => scene.numbers.map(({ name, values }) => [
+      name, longer ? longest(values) : values[Math.min(frame, values.length - 1)]]),
+    finding: () => scene.finding,
     now: () => ({ frame, moment: scene.moments[frame], pause: TICK / Number(speed.value), drawn: scene !== null }),
-    look,
+    standard,
   };
 };

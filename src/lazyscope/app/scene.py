@@ -277,12 +277,14 @@ class Scene:
         moments: The name of each frame. A scene with one frame is not animated.
         panels: The panels.
         numbers: The numbers above the panels.
+        finding: What the numbers at the end show, in one sentence, if anything.
     """
 
     name: str
     moments: Sequence[str]
     panels: Sequence[Panel]
     numbers: Sequence[Number] = field(default_factory=tuple)
+    finding: str = ""
 
     def json(self) -> str:
         """Write the scene for `player.js`.

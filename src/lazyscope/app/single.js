@@ -5,4 +5,5 @@
   const facts = () => ({ ...FACTS, file: document.title.replace(/\W+/g, "-").toLowerCase() });
   Export.buttons(document.getElementById("save"), player, facts, (text) => { said.textContent = text; });
   player.open(SCENE);
+  document.getElementById("finding").textContent = player.finding();
 }

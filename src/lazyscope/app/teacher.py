@@ -10,6 +10,7 @@ import numpy as np
 import torch
 
 from lazyscope.app.compute.student import Lesson, circle_teacher, student, teach
+from lazyscope.app.finding import compared
 from lazyscope.app.plane import neurons
 from lazyscope.app.scene import Axis, Cursor, Dots, Line, Number, Panel, Scene
 from lazyscope.app.setting import Choice, Steps, Switch, Values
@@ -141,6 +142,7 @@ def scene(lesson: Lesson) -> Scene:
             ),
         ],
         _numbers(lesson),
+        compared(float(lesson.test[-1, 0]), float(lesson.test[-1, 1]), int(lesson.steps[-1])),
     )
 
 
@@ -173,34 +175,34 @@ def _numbers(lesson: Lesson) -> list[Number]:
         Number(
             "Kernel change",
             [f"{value:.3g}" for value in lesson.drift.tolist()],
-            "‖K − K₀‖/‖K₀‖: the relative change of the tangent kernel, 0 for the tangent model",
+            "‖K − K₀‖/‖K₀‖: the relative change of the tangent kernel",
         ),
         Number(
             "Stable activations",
             [f"{value:.1%}" for value in lesson.stability.tolist()],
-            "the share of (sample, neuron) pairs whose ReLU has the same state as at the start",
+            "of the ReLUs on all samples have the same state as at the start",
         ),
         *(
             Number(f"Test loss, {name}", [f"{value:.2g}" for value in lesson.test[:, which].tolist()], meaning + lost)
             for which, name, meaning in (
-                (0, "network", "of the network, on the whole circle"),
+                (0, "network", "on the whole circle"),
                 (1, "tangent", "of the tangent model, on the whole circle"),
             )
             for lost in ["; it diverged" if lesson.diverged[which] else ""]
         ),
         Number(
-            "Effective rank of K₀",
+            "Effective rank",
             [f"{spectrum.effective_rank:.1f} of {spectrum.size}"],
-            "tr K/λ₁: roughly the number of directions that are learned equally fast; the condition number is "
-            + (f"{spectrum.condition:.2g}" if math.isfinite(spectrum.condition) else "∞"),
+            "tr K₀/λ₁ of the tangent kernel at the start; condition number "
+            + (f"{spectrum.condition:.3g}" if math.isfinite(spectrum.condition) else "∞"),
         ),
     ]
 
 
 def _verdict(kappa: float) -> str:
     """Apply the criterion of the paper: training is lazy if κ ≪ 1."""
-    word = "far below 1: lazy" if kappa < 0.1 else "above 1: not lazy" if kappa > 1 else "below 1: partly lazy"
-    return f"‖αh(w₀) − y*‖ ‖D²h‖/(α‖Dh‖²) at the start, without the kinks of the ReLU; {word}"
+    word = "Far below 1: lazy" if kappa < 0.1 else "Above 1: not lazy" if kappa > 1 else "Below 1: partly lazy"
+    return f"{word}. At the start, without the kinks of the ReLU"
 
 
 def draw(values: Values) -> Scene:
@@ -219,8 +221,7 @@ TAB = Tab(
     "teacher",
     "Teacher and student",
     "A network learns a teacher from samples on the circle. From a small initialisation its neurons move to the"
-    " teacher's neurons, shown as arrows. From a large initialisation they barely move, and the network trains like its"
-    " tangent model.",
+    " teacher's, the arrows; from a large one they barely move, and the network trains like its tangent model.",
     {
         "tau": Steps(
             "Scale of the initialisation τ",
