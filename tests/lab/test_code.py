@@ -11,6 +11,7 @@ import pytest
 
 from lazyscope.lab import Experiment
 from lazyscope.lab.code import drawing_code, fingerprint
+from lazyscope.lab.sources import imports, tree, written
 
 NET = "def width():\n    return 3\n"
 EXPERIMENT = '''
@@ -112,3 +113,20 @@ def test_for_a_figure_drawn_elsewhere_they_count(plant: Plant, module: str, old:
 def test_so_does_the_lab(plant: Plant) -> None:
     files = drawing_code(plant()).files
     assert {"planted.one", "planted.picture", "lazyscope", "lazyscope.lab.fit", "lazyscope.lab.style"} <= files.keys()
+
+
+def test_code_is_written_alike_by_all_releases_of_python() -> None:
+    """`ast.unparse` quotes strings inside f-strings in two ways, and Python 3.12 ends some formats with an empty one."""
+    (statement,) = tree("f\"{a:{b}}{c['d']}\"").body
+    inner = "FormattedValue(value=Name(id='a'), conversion=-1, format_spec=JoinedStr([{0}]))"
+    width = "FormattedValue(value=Name(id='b'), conversion=-1)"
+    item = "Subscript(value=Name(id='c'), slice=Constant(value='d'))"
+    whole = f"JoinedStr([{inner.format(width)}, FormattedValue(value={item}, conversion=-1)])"
+    assert written(statement) == f"Expr(value={whole})"
+
+
+def test_a_module_does_not_depend_on_what_its_package_exports() -> None:
+    package = tree("from lazyscope.theory import diagonal").body
+    assert imports(package, "lazyscope.problem") == {"lazyscope.theory.diagonal"}
+    names = tree("from lazyscope.theory import relative_scale, RelativeScale").body
+    assert "lazyscope.theory" in imports(names, "lazyscope.problem")

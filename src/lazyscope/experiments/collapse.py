@@ -65,7 +65,7 @@ def activation(x: Tensor) -> Tensor:
 def grid(scale: str) -> list[Params]:
     """List data sets × widths; all scales and seeds of a width are trained as one program."""
     if scale == "paper":
-        size: Params = {"pixels": 4, "steps": 1500, "scales": 13, "neurons": 2**15}
+        size: Params = {"pixels": 4, "steps": 1000, "scales": 13, "neurons": 2**15}
         own: dict[str, Params] = {"digits": {"train": 20, "test": 1700}, "cifar10": {"train": 60, "test": 2000}}
         return [{"case": case, "width": 2**k, **size, **own[case]} for case in CASES for k in range(5, 13)]
     size = {"train": 20, "test": 500, "pixels": 4, "steps": 80, "scales": 6, "neurons": FEW}

@@ -33,7 +33,7 @@ from torch import Tensor
 
 from lazyscope.errors import ExperimentError
 from lazyscope.lab.experiment import Experiment
-from lazyscope.lab.sources import bound, counts, file_of, imports, place_of, reached, read, tree
+from lazyscope.lab.sources import bound, counts, file_of, imports, place_of, reached, read, tree, written
 
 
 def fingerprint(experiment: Experiment) -> str:
@@ -147,7 +147,7 @@ class _Behind:
         waiting = set(self._modules)
         for module in sorted(self._roots.keys() | self._lambdas.keys()):
             statements, beside = self._statements(module)
-            texts += [ast.unparse(node) for node in (*beside, *statements)]
+            texts += [written(node) for node in (*beside, *statements)]
             waiting |= imports((*statements, *beside), self._package(module))
         while waiting:
             name = waiting.pop()

@@ -20,6 +20,9 @@ _VIEWS = {"figure", "claims", "grid", "EXPERIMENT"}
 
 _INSTALLED = {"site-packages", "dist-packages"}
 _STANDARD = tuple({Path(sysconfig.get_path(kind)).resolve() for kind in ("stdlib", "platstdlib")})
+_OMITTED = {"ctx", "kind", "type_comment", "type_ignores"}
+"""Fields of syntax trees that do not change what the code does."""
+
 _IMPORTERS = {"import_module", "__import__", "resolve_name"}
 """Functions that import a module by its name. They are followed if the name is a literal."""
 
@@ -136,7 +139,31 @@ def _read(source: str, package: str) -> Text:
     body = tree(source).body
     if any("EXPERIMENT" in bound(statement) for statement in body):
         body = [statement for statement in body if not bound(statement) & _VIEWS]
-    return Text(ast.unparse(ast.Module(body, [])), imports(body, package))
+    return Text(written(ast.Module(body, [])), imports(body, package))
+
+
+def written(part: object) -> str:
+    """Write a syntax tree as text that is the same in all releases of Python, unlike `ast.unparse` and `ast.dump`.
+
+    Args:
+        part: The tree, or the value of one of its fields.
+
+    Returns:
+        The text.
+
+    Example:
+        >>> written(ast.parse("x = 1").body[0])
+        "Assign(targets=[Name(id='x')], value=Constant(value=1))"
+    """
+    if isinstance(part, list):
+        return f"[{', '.join(written(each) for each in part)}]"
+    if isinstance(part, ast.JoinedStr):  # Python 3.12 adds empty strings to some
+        return f"JoinedStr({written([each for each in part.values if getattr(each, 'value', None) != ''])})"
+    if not isinstance(part, ast.AST):
+        return repr(part)
+    fields = [(name, value) for name, value in ast.iter_fields(part) if name not in _OMITTED]
+    texts = [f"{name}={written(value)}" for name, value in fields if value is not None and value != []]
+    return f"{type(part).__name__}({', '.join(texts)})"
 
 
 def imports(nodes: Iterable[ast.AST], package: str) -> frozenset[str]:
@@ -158,7 +185,11 @@ def imports(nodes: Iterable[ast.AST], package: str) -> frozenset[str]:
             found |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
             base = _absolute("." * node.level + (node.module or ""), package)
-            found |= {base, *(f"{base}.{alias.name}" for alias in node.names if alias.name != "*")}
+            names = {f"{base}.{alias.name}" for alias in node.names if alias.name != "*"}
+            found |= names
+            # The packages of lazyscope only export names, so that a module does not depend on what its package exports.
+            if not (names and base.partition(".")[0] == "lazyscope" and all(file_of(name) for name in names)):
+                found.add(base)
         elif isinstance(node, ast.Call) and _called(node) in importers and node.args:
             name = node.args[0]
             if isinstance(name, ast.Constant) and isinstance(name.value, str):

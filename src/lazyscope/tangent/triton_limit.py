@@ -68,6 +68,7 @@ def _relu(below, above):
 def _sum(values, place, cut, AXIS: tl.constexpr, RADIUS: tl.constexpr, CUT: tl.constexpr):
     """Sum over neighbours along an axis; those before and after `cut` are apart."""
     SIZE: tl.constexpr = values.shape[AXIS]
+    place = tl.broadcast_to(place, values.shape)
     total = values
     for distance in tl.static_range(1, RADIUS + 1):
         for sign in tl.static_range(-1, 2, 2):
@@ -138,8 +139,8 @@ def _pair_kernel(
     BLOCK_W: tl.constexpr,
 ):
     i, j = start + (tl.program_id(0) // n2).to(tl.int64), (tl.program_id(0) % n2).to(tl.int64)
-    rows = tl.broadcast_to(tl.arange(0, BLOCK_H)[:, None], (BLOCK_H, BLOCK_W))
-    columns = tl.broadcast_to(tl.arange(0, BLOCK_W)[None, :], (BLOCK_H, BLOCK_W))
+    # Addresses are sums of a column and a row, so that the compiler sees that neighbours in a row are contiguous.
+    rows, columns = tl.arange(0, BLOCK_H)[:, None], tl.arange(0, BLOCK_W)[None, :]
     STRIDE: tl.constexpr = BLOCK_W
     PLANE: tl.constexpr = (BLOCK_H + 2 * RADIUS) * BLOCK_W
     SIZE: tl.constexpr = (2 * RADIUS + 1) * PLANE
@@ -150,7 +151,7 @@ def _pair_kernel(
     for step in range(ROTATIONS):
         rotation = tl.program_id(1) * ROTATIONS + step
         if CUT:  # the second image is stored once for each horizontal rotation, so that rows stay contiguous
-            down, across = rotation // width, rotation % width
+            down, across = rotation % height, rotation // height  # in this order, most loads are from a cache
             row = tl.where(rows < height, (rows + down) % height, rows)
             there = RADIUS * PLANE + (row + RADIUS) * STRIDE + columns
             turned = j * width + across
@@ -248,8 +249,8 @@ def pair_kernel(
     two = one if x2 is x1 else _prepared(x2, layers, kernel_size, blocks)
     if pooled:
         two = _rotated(two[0], width), _rotated(two[1], width)
-    # A program takes all rotations of a pair, or one row of them if there are few pairs.
-    parts = height if pooled and n1 * n2 < FEW else 1
+    # A program takes all rotations of a pair, or one column of them if there are few pairs.
+    parts = width if pooled and n1 * n2 < FEW else 1
     sums = torch.empty(n1, n2, parts, dtype=torch.float32, device=x1.device)
     if sums.numel():
         rows = max(1, LAUNCHED // (n2 * parts))
