@@ -116,7 +116,7 @@ def test_so_does_the_lab(plant: Plant) -> None:
 
 
 def test_code_is_written_alike_by_all_releases_of_python() -> None:
-    """`ast.unparse` quotes strings inside f-strings in two ways, and Python 3.12 ends some formats with an empty one."""
+    """`ast.unparse` quotes strings in f-strings in two ways, and Python 3.12 ends some formats with an empty string."""
     (statement,) = tree("f\"{a:{b}}{c['d']}\"").body
     inner = "FormattedValue(value=Name(id='a'), conversion=-1, format_spec=JoinedStr([{0}]))"
     width = "FormattedValue(value=Name(id='b'), conversion=-1)"
