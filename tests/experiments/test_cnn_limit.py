@@ -29,9 +29,14 @@ def planted(scale: str, *, slope: float = -0.5, shift: float = 0.0, residual: fl
     for point in grid(scale):
         kind = str(point["kind"])
         result: Result = {"test_accuracy": 0.6 + shift / 100, "residual": residual}
-        if kind in PUBLISHED:
-            at: Any = {"flattened": point.get("depth"), "dense": point.get("kernel"), "pooled": point["images"]}[kind]
-            result["test_accuracy"] = (PUBLISHED[kind].get(at, 10.0 + int(point["images"])) + shift) / 100
+        if kind == "pooled":
+            for halvings in range(int(point["halvings"]) + 1):
+                n = int(point["images"]) >> halvings
+                name = f"test_accuracy_{n}" if halvings else "test_accuracy"
+                result[name] = (PUBLISHED[kind].get(n, 10.0 + n) + shift) / 100
+        elif kind in PUBLISHED:
+            at: Any = point.get("depth", point.get("kernel"))
+            result["test_accuracy"] = (PUBLISHED[kind].get(at, 10.0) + shift) / 100
         elif kind == "trained":
             result["test_accuracy"] = 0.84 - shift
         elif kind in ("limit", "finite"):

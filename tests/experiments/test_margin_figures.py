@@ -43,7 +43,9 @@ def ideal(point: Params) -> Result:
     if point["kind"] == "width":
         share = 1 - 1 / int(point["width"])
         return {
-            "both": share * seeds * (1.0 if point["size"] == margin.SIZE else 0.9),
+            "both": share
+            * seeds
+            * (1.0 if point["size"] == margin.SIZE or int(point["width"]) >= margin.MANY else 0.9),
             "output": share * seeds,
             "svm": seeds,
         }
