@@ -35,7 +35,7 @@ LAZY, RICH = 1e-4, 30.0
 """The exponents are fitted for γ up to LAZY and from RICH on. A catapult of a lazy net multiplies the loss by about
 2γ⁻² before it falls again. `gradient_descent` counts a factor of 10⁶ as divergence, so that catapults double the best
 step above γ ≈ 10⁻³ only; a fit across this jump would give 2.15."""
-FACTORS = 2 ** np.arange(-1.5, 4.1, 0.5)
+FACTORS = 2 ** np.arange(-1.5, 6.1, 0.5)
 """The step sizes that are compared, as multiples of a step that has the exponents of the source; the best one must not
 be the first or the last, so that other exponents would be seen."""
 BAND = 0.1
