@@ -95,11 +95,8 @@ class LayerKernels:
         """The kernels at the start, from one backward pass per row if they cannot be computed layer by layer."""
         try:
             return self.kernels(params)
-        except (
-            LazyscopeError,
-            NotImplementedError,
-            RuntimeError,
-        ):  # torch raises RuntimeError for operations without a rule
+        # torch raises these for operations that it cannot differentiate or batch, which the model of a user may have.
+        except (LazyscopeError, NotImplementedError, RuntimeError):
             if self._joint:
                 raise
             self._joint, self.points = True, min(self.points, max(2, _COUPLED_ROWS // max(1, self._columns)))

@@ -211,7 +211,11 @@ class Probe:
         return present, sharpness, edge / alpha**2
 
     def _attempt(self, name: str, measure: Callable[[], T]) -> T | None:
-        """Measure, and return `None` with a note if the model has no such quantity or no such derivative."""
+        """Measure, and return `None` with a note if the model has no such quantity or no such derivative.
+
+        torch raises NotImplementedError and RuntimeError for operations that it cannot differentiate. One quantity that
+        is missing must not end the training that is watched; the report shows the note in its place.
+        """
         try:
             return measure()
         except (LazyscopeError, NotImplementedError, RuntimeError) as error:

@@ -235,9 +235,9 @@ def claims(trials: Trials) -> list[Claim]:
     }
     for case, few in outside.items():
         if len(few):
-            told = f"predicted over measured: {_span(few[:1])}"
+            ratio = f"predicted over measured: {_span(few[:1])}"
             holds = bool(few[0] < 1 / FACTOR)
-            found.append(Claim(reasons[case], "κ is that of the smooth piece around w₀", told, holds))
+            found.append(Claim(reasons[case], "κ is that of the smooth piece around w₀", ratio, holds))
     ends = [_limit(diagram(trials, "cnn", seed)) for seed in _seeds(trials)]
     low, high = max(low for low, _ in ends), min(high for _, high in ends)
     found.append(

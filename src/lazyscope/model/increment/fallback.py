@@ -60,7 +60,7 @@ def difference(op: Any, scale: Scale, out: Any, *args: Any, **kwargs: Any) -> An
             change = pytree.tree_map(lambda j, q: torch.where(lazy, j, q), derivative(), quotient())
         else:
             change = _pushed(evaluate, start, delta) if math.isinf(scale.alpha) else quotient()
-    except (RuntimeError, NotImplementedError) as error:
+    except (RuntimeError, NotImplementedError) as error:  # torch has no derivative of it, or no float64 version
         raise OperationError(
             f"{op} has no increment rule, and its float64 difference cannot be computed"
             f" ({str(error).splitlines()[0]}); replace it in the model's forward by differentiable torch operations."
