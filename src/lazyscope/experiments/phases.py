@@ -229,9 +229,9 @@ def claims(trials: Trials) -> list[Claim]:
         )
     reasons = {
         "teacher": "for 16 neurons, κ = 1 underestimates that α by more than this factor: D²h does not include the"
-        " kinks of ReLU, of which each changes 1/16 of the net",
+        " kinks of ReLU, each of which changes 1/16 of the net",
         "mlp": "so it does for the MLP from a quarter of the usual start, which is near the saddle at 0: the kernel"
-        " grows by more than D²h tells",
+        " grows by more than D²h predicts",
     }
     for case, few in outside.items():
         if len(few):
