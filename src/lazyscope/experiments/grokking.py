@@ -266,7 +266,7 @@ def figure(trials: Trials) -> Figure:
     page, axes = panels(2, 2, width=4.4, height=3.2)
     delay, alignment = axes[1]
     for axis, task, title in ((axes[0, 0], "modular", "modular addition"), (axes[0, 1], "digits", "parity of digits")):
-        for run, colour in zip(trials.where(task=task, seed=0), COLOURS, strict=False):
+        for run, colour in zip(trials.where(task=task, seed=0), (*COLOURS, "0.5"), strict=False):
             steps, alpha = np.asarray(run.result["steps"]) + 1, float(run.params["alpha"])
             axis.plot(steps, 100 * np.asarray(run.result["train"]), ":", color=colour)
             name = "\\infty" if math.isinf(alpha) else f"{alpha:g}"
