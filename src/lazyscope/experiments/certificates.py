@@ -16,7 +16,7 @@ from lazyscope.certify.certificates import certify
 from lazyscope.certify.comparison import compare, compare_steps
 from lazyscope.flow.ode import gradient_flow
 from lazyscope.lab.experiment import Claim, Experiment, Params, Result, Trials
-from lazyscope.lab.style import BLUE, GREEN, ORANGE, PURPLE, RED, panels
+from lazyscope.lab.style import BLACK, BLUE, GREEN, ORANGE, PURPLE, RED, panels
 from lazyscope.loss import Square
 from lazyscope.model.two_layer import TwoLayer
 from lazyscope.problem.random_problem import RandomProblem
@@ -252,10 +252,11 @@ def _draw_horizon(axis: Axes, trials: Trials) -> None:
     for colour, k in zip(COLOURS, np.unique(trials.column("K")), strict=False):
         some = trials.where(K=float(k))
         axis.plot(some.column("alpha"), some.column("outputs"), "-o", color=colour, label=f"measured, $K={k:g}$")
-        axis.plot(some.column("alpha"), some.column("outputs_bound"), "--", color=colour, label=f"bound, $K={k:g}$")
+        axis.plot(some.column("alpha"), some.column("outputs_bound"), "--", color=colour)
+    axis.plot([], [], "--", color=BLACK, label="their bounds")
     axis.set(xscale="log", yscale="log", title=r"Theorem 2.3: at $T=K/\mathrm{Lip}(h)^2$", xlabel=r"scale $\alpha$")
     axis.set(ylabel=r"$\|\alpha h-\alpha\bar h\|$", ylim=(axis.get_ylim()[0] / 300, None))
-    axis.legend(loc="lower left", ncols=len(np.unique(trials.column("K"))))
+    axis.legend(loc="lower left")
 
 
 def _draw_over(axis: Axes, trials: Trials) -> None:

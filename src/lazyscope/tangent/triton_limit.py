@@ -218,6 +218,27 @@ def supported(x: Tensor, kernel_size: int) -> bool:
     return small and not followed and x.dtype == torch.float32
 
 
+def image_bytes(x: Tensor, depth: int, kernel_size: int, pooled: bool) -> int:
+    """The memory that the program needs for each image, in addition to the kernel.
+
+    Args:
+        x: The images, of shape (n, channels, height, width).
+        depth: The number of layers, including the readout.
+        kernel_size: The side of the convolution kernels.
+        pooled: Whether the readout takes the mean over the positions.
+
+    Returns:
+        The number of bytes, twice those of what `pair_kernel` prepares, because it is copied once.
+    """
+    height, width = _blocks(x)
+    scales = depth * kernel_size * (height + 2 * (kernel_size // 2)) * width
+    return 2 * 4 * (x.shape[1] * height * width + scales) * (x.shape[-1] if pooled else 1)
+
+
+def _blocks(x: Tensor) -> list[int]:
+    return [max(16, triton.next_power_of_2(side)) for side in x.shape[-2:]]
+
+
 def pair_kernel(
     x1: Tensor,
     x2: Tensor,
@@ -244,7 +265,7 @@ def pair_kernel(
     """
     n1, n2, (height, width) = len(x1), len(x2), x1.shape[-2:]
     positions = height * width
-    blocks = [max(16, triton.next_power_of_2(side)) for side in (height, width)]
+    blocks = _blocks(x1)
     one = _prepared(x1, layers, kernel_size, blocks)
     two = one if x2 is x1 else _prepared(x2, layers, kernel_size, blocks)
     if pooled:
