@@ -19,7 +19,7 @@ from torch.nn.functional import normalize
 
 from lazyscope.flow.descent import stochastic_gradient_descent
 from lazyscope.lab.experiment import Claim, Experiment, Params, Result, Trials
-from lazyscope.lab.style import BLACK, RED, panels
+from lazyscope.lab.style import BLACK, RED, legend_below, panels
 from lazyscope.loss import Square
 from lazyscope.model.two_layer import TwoLayer
 from lazyscope.problem.teacher import Teacher
@@ -141,7 +141,7 @@ def figure(trials: Trials) -> Figure:
         axis.axvspan(low, high, facecolor="none", edgecolor="0.6", hatch="//", linewidth=0, label="still decreasing")
     axis.set(xscale="log", xlabel=r"scale $\tau$ in the authors' program ($2\tau$ in the text)", ylim=(0, None))
     axis.set_ylabel("final population loss, relative\nto its largest mean")
-    axis.legend(loc="center left")
+    legend_below(canvas, axis.get_legend_handles_labels()[0])
     return canvas
 
 

@@ -181,8 +181,8 @@ def figure(trials: Trials) -> Figure:
             axis.plot(alphas, values, "-o", color=colour, label=f"${slope(trials, case, name):.2f}$")
         axis.set(xscale="log", yscale="log", title=case.replace("T", "$t\\leq T$").replace("all t", "all $t$"))
         axis.set(xlabel=r"scale $\alpha$")
-        axis.set_ylim(bottom=axis.get_ylim()[0] / 1e2)  # room for the legend
-        axis.legend(title="slope", loc="lower left", ncols=4, handlelength=0.6, columnspacing=0.8, alignment="left")
+        axis.set_ylim(bottom=axis.get_ylim()[0] / 1e3)  # room for the legend
+        axis.legend(title="slope", loc="lower left", ncols=2, handlelength=0.6, columnspacing=0.8, alignment="left")
     for axis in axes.flat[len(shown) :]:
         axis.set_visible(False)
     for axis in axes[:, 0]:
