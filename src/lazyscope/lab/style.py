@@ -16,6 +16,7 @@ import numpy as np
 from cycler import cycler
 from matplotlib.artist import Artist
 from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.container import Container
 from matplotlib.figure import Figure
 
 from lazyscope.errors import InputError
@@ -191,12 +192,12 @@ def panels(
     return figure, figure.subplots(rows, columns, squeeze=False, **kwargs)
 
 
-def legend_below(figure: Figure, handles: Sequence[Artist], columns: int | None = None) -> None:
+def legend_below(figure: Figure, handles: Sequence[Artist | Container], columns: int | None = None) -> None:
     """Draw one legend for all panels, below them, and make the figure higher by as much, if its style sets its size.
 
     Args:
         figure: The figure.
-        handles: The lines and marks, with their labels.
+        handles: The lines, marks and error bars, with their labels.
         columns: The number of columns, or None for as many as fit the width of the figure.
     """
     wide, high = (float(side) for side in figure.get_size_inches())
