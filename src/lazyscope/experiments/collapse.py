@@ -1,14 +1,16 @@
 """Geiger et al. 2020: the test error of nets of all widths m is one function of α√m, and κ = 1 marks its boundary.
 
-The net is α(f(w) - f(w₀)) with f(x) = m^-½ Σ_j a_j σ(b_j·x), trained on even against odd digits, or on two groups of
-classes of CIFAR-10, by gradient descent with momentum on the square loss divided by α². Training is lazy for α√m ≫ 1.
+The net is α(f(w) - f(w₀)) with f(x) = m^-½ Σ_j a_j σ(b_j·x), trained on even against odd digits, or on vehicles against
+animals of CIFAR-10, by gradient descent with momentum on the square loss divided by α². Training is lazy for α√m ≫ 1.
 The error is that of the mean output of several nets, as in the source, since the outputs of a single net fluctuate with
 its start. Ensembles gain more where training is lazy.
 
 Three things would hide the collapse. Kinks: σ is smooth, since with ReLU the distance from the tangent model is
 dominated by the few neurons that cross a kink. Time: each tangent model is trained with the step size of its net. And
 narrow nets: the kernel of m neurons in d dimensions has a rank of about md/2, and where this is not far above the
-number n of points, mean outputs are those of a regularised kernel. Hence n is small, and md/2 at least 13n.
+number n of points, mean outputs are those of a regularised kernel. Hence n is small, above all where noise is fitted:
+with 60 images of CIFAR-10 and even against odd classes, the errors of nets of 128 to 4096 neurons spread only 1.9 times
+less after rescaling, because those of lazy nets depend on the width.
 """
 
 from __future__ import annotations
@@ -33,6 +35,9 @@ from lazyscope.model.two_layer import TwoLayer
 from lazyscope.theory.relative_scale import relative_scale
 
 CASES = {"digits": "digits", "cifar10": "CIFAR-10"}
+VEHICLES = (0, 1, 8, 9)
+"""The classes of CIFAR-10 that are aeroplanes, cars, ships and lorries; the others are animals."""
+
 LOW, HIGH = 0.1, 1000.0
 """The range of α√m."""
 
@@ -65,8 +70,8 @@ def activation(x: Tensor) -> Tensor:
 def grid(scale: str) -> list[Params]:
     """List data sets × widths; all scales and seeds of a width are trained as one program."""
     if scale == "paper":
-        size: Params = {"pixels": 4, "steps": 1000, "scales": 13, "neurons": 2**15}
-        own: dict[str, Params] = {"digits": {"train": 20, "test": 1700}, "cifar10": {"train": 60, "test": 2000}}
+        size: Params = {"pixels": 4, "steps": 500, "scales": 13, "neurons": 2**14}
+        own: dict[str, Params] = {"digits": {"train": 20, "test": 1700}, "cifar10": {"train": 10, "test": 2000}}
         return [{"case": case, "width": 2**k, **size, **own[case]} for case in CASES for k in range(5, 13)]
     size = {"train": 20, "test": 500, "pixels": 4, "steps": 80, "scales": 6, "neurons": FEW}
     return [{"case": "digits", "width": 2**k, **size} for k in range(5, 10)]
@@ -154,16 +159,18 @@ def _trained(
 
 
 def _data(point: Params, device: torch.device) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Images of few pixels as vectors of norm about 1, and the parity of their classes as ±1."""
+    """Images of few pixels as vectors of norm about 1, and ±1 for odd or even digits, and for vehicles or animals."""
     n, test, pixels = (int(point[k]) for k in ("train", "test", "pixels"))
     if point["case"] == "digits":
         x, labels = digits.digits(n=n + test, seed=0)
+        positive = labels % 2 == 1
     else:
         (x, labels), (more, rest) = (cifar10.cifar10(s, n=k) for s, k in (("train", n), ("test", test)))  # type: ignore[arg-type]
         x, labels = torch.cat([x, more]), torch.cat([labels, rest])
+        positive = torch.isin(labels, torch.tensor(VEHICLES, device=labels.device))
     x = avg_pool2d(x, x.shape[-1] // pixels).flatten(1)
     x = ((x - x.mean(0)) / x.std() / math.sqrt(x.shape[1])).to(device)
-    y = (2.0 * (labels % 2) - 1).to(device)
+    y = torch.where(positive, 1.0, -1.0).to(device)
     return x[:n], y[:n], x[n:], y[n:]
 
 
