@@ -86,9 +86,12 @@ STATEMENTS: dict[str, list[Statement]] = {
     ],
     LECTURE: [
         Statement(
-            "Convex optimisation", "quadratics, |w|, Huber, exercises a to c", ("convex",), "convex optimisation"
+            "Convex optimisation",
+            "quadratics, |w|, Huber, conditioning, exercises a to c",
+            ("convex", "convex-plane", "convex-exercises"),
+            "convex optimisation",
         ),
-        Statement("Linear models", "least squares with p > n, p < n and any rank", ("convex",), "linear models"),
+        Statement("Linear models", "least squares with p > n, p < n and any rank", ("least-squares",), "linear models"),
         Statement("Lazy training", "κ → 0 as m → ∞, and Le Cun's scaling", ("relative-scale",), "Hadiji 2023"),
         Statement("Neural tangent kernel", "its limit in wide nets", ("wide-limit",), "Hadiji 2023"),
     ],
