@@ -190,6 +190,7 @@ def slope(trials: Trials, name: str, sign: int) -> float:
 def claims(trials: Trials) -> list[Claim]:
     """Check the closed forms, the lazy limit in λ, and silent alignment."""
     balanced, deep = trials.where(kind="balance"), trials.where(kind="depth")
+    depths = ", ".join(str(each) for each in deep.column("depth"))
     worst = max(balanced.column("error").max(), balanced.column("kernel_error").max())
     slopes = {name: [slope(trials, name, sign) for sign in (-1, 1)] for name in ("deviation", "kappa")}
     (zero,) = [v for b, v in zip(*medians(trials, "balance", "balance", "distance"), strict=True) if b == 0]
@@ -206,7 +207,7 @@ def claims(trials: Trials) -> list[Claim]:
             bool(worst <= TOLERANCE),
         ),
         Claim(
-            f"aligned starts of depth {', '.join(str(one) for one in deep.column('depth'))}: each mode is the closed form within {TOLERANCE:g}",
+            f"aligned starts of depth {depths}: each mode is the closed form within {TOLERANCE:g}",
             "Saxe et al. 2014",
             f"{deep.column('error').max():.1e}",
             bool(deep.column("error").max() <= TOLERANCE),
