@@ -145,7 +145,7 @@ SETTINGS = {
         flips=False,
         precision=FLOAT32,
         rounded=None,
-        size=128,
+        size=384,  # two shapes: 512 = 384 + 128
         held=128,
         probe=256,
         filters=32,

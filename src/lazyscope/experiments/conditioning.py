@@ -61,7 +61,7 @@ class Setting:
 SETTINGS = {
     "VGG-11 on CIFAR-10": Setting(VGG11, lambda: cifar10.images("train"), 100, 160, 2000, 1000),
     "small VGG on digits": Setting(
-        (12, "pool", 24, "pool", 48, 48, "pool"), lambda: digits.images(seed=0)[:192], 25, 45, 192, 128
+        (12, "pool", 24, "pool", 48, 48, "pool"), lambda: digits.images(seed=0)[:128], 20, 40, 128, 128
     ),
 }
 

@@ -48,19 +48,19 @@ def grid(scale: str) -> list[Params]:
             "seed": seed,
             "dim": dim,
             "samples": samples,
-            "explicit": 1 <= alpha <= most,
+            "explicit": 1 <= alpha <= most and (paper or depth < 5),
         }
         for depth in DEPTHS
         for seed in range(3 if paper else 1)
         for alpha in alphas
     ]
     dim, sparse, counts = (
-        (1000, 5, [*range(20, 200, 20), *range(200, 1001, 100)]) if paper else (60, 3, range(6, 61, 6))
+        (1000, 5, [*range(20, 200, 20), *range(200, 1001, 100)]) if paper else (60, 3, range(6, 61, 9))
     )
     return points + [
         {"kind": "recovery", "depth": depth, "alpha": alpha, "dim": dim, "sparse": sparse, "samples": n, "seeds": 3}
         for depth in ((2, 3) if paper else (2,))
-        for alpha in ((1e-8, 1e-6, 1e-4, 1e-2, 1.0, 100.0) if paper else (1e-6, 1e-3, 1.0, 100.0))
+        for alpha in ((1e-8, 1e-6, 1e-4, 1e-2, 1.0, 100.0) if paper else (1e-6, 1e-3, 100.0))
         for n in counts
     ]
 

@@ -47,7 +47,7 @@ def grid(scale: str) -> list[Params]:
     seeds, width = (10, 1000) if paper else (3, 100)
     widths = [2**k for k in range(3, 11)] if paper else [8, 32, 128]
     plane: Params = {"samples": 64 if paper else 32, "seeds": seeds}
-    steps = (16_000, 16_000, 800) if paper else (1000, 4000, 300)
+    steps = (16_000, 16_000, 800) if paper else (800, 4000, 200)
     counts, dims = ([32, 64, 128, 256, 512], [5, 10, 15, 20, 25]) if paper else ([32, 128], [5, 15])
     at = (15, 256) if paper else (15, 128)
     sizes = list(dict.fromkeys([*((n, at[0]) for n in counts), *((at[1], d) for d in dims)]))

@@ -42,9 +42,9 @@ def grid(scale: str) -> list[Params]:
         space: Params = {"dim": 100, "teacher": 20, "steps": 4000, "lr": 20.0, "seeds": 4, "start": FULL}
         widths = [5, 10, 20, 40, 80, 160, 320]
     else:
-        plane = {**PLANE, "steps": 2500, "seeds": 4}
+        plane = {**PLANE, "steps": 2000, "seeds": 4}
         space = {"dim": 20, "teacher": 5, "steps": 1000, "lr": 8.0, "seeds": 4, "start": FULL}
-        widths = [2, 5, 10, 20, 40]
+        widths = [2, 5, 20, 40]
     short: Params = {**plane, "steps": int(plane["steps"]) // 4}
     return [
         *({"width": m, **plane, "start": FULL} for m in (5, 10, 100)),

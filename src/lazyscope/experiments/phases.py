@@ -68,7 +68,7 @@ start, and learning rates in units of the stability limit."""
 
 def grid(scale: str) -> list[Params]:
     """List seeds × diagrams; widths are trials of their own, since only nets of one shape are trained together."""
-    seeds, count = (range(5), 13) if scale == "paper" else (range(1), 6)
+    seeds, count = (range(5), 13) if scale == "paper" else (range(1), 5)
     points: list[Params] = []
     for case, size in SIZES[scale].items():
         rows: tuple[Any, ...] = size["second"] if case == "teacher" else (0,)

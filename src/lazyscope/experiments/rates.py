@@ -49,7 +49,7 @@ QUANTITIES = {
 def grid(scale: str) -> list[Params]:
     """List seeds × scales α for each case; `quick` omits the long horizon."""
     paper = scale == "paper"
-    seeds, alphas = (range(20), 12) if paper else (range(3), 4)
+    seeds, alphas = (range(20), 12) if paper else (range(2), 4)
     cases = CASES if paper else [case for case in CASES if case != "square loss, all t"]
     return [
         {"case": case, "seed": seed, "alpha": float(alpha)}
