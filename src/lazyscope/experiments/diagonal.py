@@ -154,7 +154,9 @@ def medians(trials: Trials, depth: int, name: str) -> tuple[np.ndarray, np.ndarr
 def claims(trials: Trials) -> list[Claim]:
     """Check the limit against the minimiser, both ends of the bias, the samples it needs, and the kernel."""
     flows = trials.where(kind="flow")
-    library = np.array([float(t.result["library"]) for t in flows if "library" in t.result])
+    checked = [t for t in flows if "library" in t.result]
+    library = np.array([float(t.result["library"]) for t in checked])
+    deep = ", ".join(str(depth) for depth in sorted({int(t.params["depth"]) for t in checked}))
     ends = {depth: (medians(trials, depth, "l1")[1][0], medians(trials, depth, "l2")[1][-1]) for depth in DEPTHS}
     excess = [first - 1 for first, _ in ends.values()]
     alphas, counts = needed(trials, 2)
@@ -174,7 +176,7 @@ def claims(trials: Trials) -> list[Claim]:
             bool(flows.column("error").max() <= TOLERANCE),
         ),
         Claim(
-            f"`gradient_flow` at α ≥ 1 reaches it within {TOLERANCE:g}",
+            f"`gradient_flow` at α ≥ 1 and depth {deep} reaches it within {TOLERANCE:g}",
             "α = λ^D for a start at λ",
             f"{library.max():.1e}",
             bool(library.max() <= TOLERANCE),
