@@ -159,8 +159,21 @@ def test_an_interrupt_exits_with_130(lazyscope: Command, tmp_path: Path, monkeyp
     assert (done.code, done.err.strip()) == (130, cli.STOPPED)
 
 
-def test_the_help_says_what_the_exit_codes_mean(lazyscope: Command) -> None:
-    done = lazyscope("--help")
+@pytest.mark.parametrize("command", ["", "list", "reproduce", "record", "report", "inspect", "explore"])
+def test_the_help_fits_80_columns_and_shows_no_type_beside_flags(
+    lazyscope: Command, monkeypatch: pytest.MonkeyPatch, command: str
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    done = lazyscope(*command.split(), "--help")
+    assert done.code == 0
+    assert re.search(r"--help +Show this message", done.out)
+    assert "bool" not in done.out.lower()
+    assert max(map(len, done.out.splitlines())) <= 80
+
+
+@pytest.mark.parametrize("command", [(), ("reproduce",)])
+def test_the_help_says_what_the_exit_codes_mean(lazyscope: Command, command: tuple[str, ...]) -> None:
+    done = lazyscope(*command, "--help")
     assert done.code == 0
     said = " ".join(done.out.replace("│", " ").split())
     for words in (

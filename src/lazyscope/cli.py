@@ -19,7 +19,7 @@ from importlib import import_module
 from importlib.metadata import version as installed
 from operator import itemgetter
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import torch
 import typer
@@ -27,6 +27,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
 from rich.text import Text
+from typer.core import TyperCommand, TyperGroup
 
 from lazyscope.data.cifar10 import VARIABLE
 from lazyscope.errors import ExperimentError, InputError, LazyscopeError
@@ -49,7 +50,27 @@ from lazyscope.lab.story import by_publication, story
 from lazyscope.memory import parse_memory
 from lazyscope.progress import quiet
 
-app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
+
+class _PlainFlags:
+    """Commands whose help shows no type beside options without a value, such as --help."""
+
+    def get_params(self, ctx: Any) -> Any:
+        params = super().get_params(ctx)  # type: ignore[misc]  # that of the command
+        for param in params:
+            if getattr(param, "is_flag", False):
+                param.metavar = ""
+        return params
+
+
+class _Group(_PlainFlags, TyperGroup):
+    """The group of all commands."""
+
+
+class _Command(_PlainFlags, TyperCommand):
+    """One command."""
+
+
+app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, cls=_Group)
 console = Console()
 errors = Console(stderr=True)
 
@@ -122,16 +143,16 @@ def _version(wanted: bool) -> bool:
     return wanted
 
 
-@app.callback(epilog=EXIT_CODES)
+@app.callback(cls=_Group, epilog=EXIT_CODES)
 def lazyscope(
     version: Annotated[
-        bool, typer.Option("--version", metavar="", callback=_version, is_eager=True, help="Show the version and exit.")
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version and exit.")
     ] = False,
 ) -> None:
     """Measure whether a model trains lazily, close to its linearisation, or learns features."""
 
 
-@app.command("list")
+@app.command("list", cls=_Command)
 def list_experiments() -> None:
     """List all figures by publication, with their titles and their running times at both scales."""
     for paper, group in by_publication(experiments().values()).items():
@@ -157,7 +178,7 @@ def _cost(text: str) -> str:
     return first + "*" * ("CIFAR-10" in text)
 
 
-@app.command()
+@app.command(cls=_Command, epilog=EXIT_CODES)
 def reproduce(
     names: Annotated[
         list[str] | None,
@@ -171,7 +192,7 @@ def reproduce(
     style: Styled = Look.print,
     out: Out = Path("results"),
     verbose: Annotated[
-        bool, typer.Option("--verbose", "-v", metavar="", help="Print all claims, not only those that fail.")
+        bool, typer.Option("--verbose", "-v", help="Print all claims, not only those that fail.")
     ] = False,
 ) -> None:
     """Run the trials of figures, draw them and check their claims. Stored trials are not run again."""
@@ -194,7 +215,7 @@ def reproduce(
         raise typer.Exit(1)
 
 
-@app.command()
+@app.command(cls=_Command)
 def record(
     names: Annotated[list[str] | None, typer.Argument(help="Names of figures (default: all).")] = None,
     device: Annotated[Device, typer.Option(help="Device; auto selects the GPU if there is one.")] = Device.auto,
@@ -216,7 +237,7 @@ def record(
         reproduce(chosen, Scale.paper, device, workers, None, data_dir, Look.print, out)
 
 
-@app.command()
+@app.command(cls=_Command)
 def report(style: Styled = Look.print, out: Out = Path("results")) -> None:
     """Redraw the figures, recheck the claims and rebuild index.html from stored trials."""
     if not out.is_dir():
@@ -229,7 +250,7 @@ def report(style: Styled = Look.print, out: Out = Path("results")) -> None:
     _end(failures)
 
 
-@app.command("inspect")
+@app.command("inspect", cls=_Command)
 def inspect_model(
     factory: Annotated[
         str,
@@ -298,7 +319,7 @@ def inspect_model(
     console.print(f"report: {found.save(out)}", soft_wrap=True)
 
 
-@app.command()
+@app.command(cls=_Command)
 def explore(
     port: Annotated[int, typer.Option(min=0, max=65535, help="Port of the server; 0 selects any free port.")] = 2718,
     host: Annotated[str, typer.Option(help="Address of the server; 127.0.0.1 allows this machine only.")] = "127.0.0.1",
