@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import io
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -40,6 +41,13 @@ def printed(console: Console) -> str:
     return console.file.getvalue()
 
 
+def lively(shown: Board) -> str:
+    """What a terminal with colours shows while figures run."""
+    console = Console(file=io.StringIO(), width=80, force_terminal=True, color_system="256")
+    console.print(shown._lines())
+    return printed(console)
+
+
 def test_running_figures_and_the_bar_of_all() -> None:
     first, second, third = figure("first"), figure("second", "30 s on two cores"), figure("third", "20 s")
     shown, console = board(first, second, third)
@@ -58,6 +66,7 @@ def test_running_figures_and_the_bar_of_all() -> None:
     assert "1/3 figures" in rest
     assert "left" in rest
     assert shown.share()[0] == pytest.approx((10 + 15) / 60)
+    assert rest.index("1/3 figures") < rest.index("2/4 trials")  # the bar of all comes first
 
 
 def test_the_bar_is_full_and_takes_no_time_if_all_is_stored() -> None:
@@ -65,6 +74,33 @@ def test_the_bar_is_full_and_takes_no_time_if_all_is_stored() -> None:
     shown, _ = board(only)
     shown.advance(only, 4, 4)
     assert shown.share() == (1.0, "0:00 so far")
+    assert lively(shown).count("drawing") == 2
+    shown.end(only, outcome("only", True))
+    assert "1/1 figures, 0:00 so far" in lively(shown)
+
+
+def test_bars_are_red_neither_while_they_run_nor_at_the_end() -> None:
+    only = figure("only")
+    shown, _ = board(only)
+    shown.advance(only, 0, 4)
+    shown.advance(only, 2, 4)
+    running = lively(shown)
+    assert "36m━" in running  # cyan
+    shown.end(only, outcome("only", True))
+    assert "32m━━━━━━━━━━━━━━━━━━━━━━━━" in lively(shown)  # green
+    assert "38;5;197" not in running + lively(shown)  # the red of Rich
+
+
+def test_a_figure_that_failed_is_counted_in_the_closing_sentence(tmp_path: Path) -> None:
+    good, bad = figure("good"), figure("bad")
+    shown, console = board(good, bad)
+    for each in (good, bad):
+        shown.advance(each, 0, 4)
+    shown.end(good, outcome("good", True))
+    shown.end(bad, ExperimentError("It failed."))
+    assert shown.share()[0] == 1.0
+    shown.conclude([outcome("good", True)], tmp_path / "index.html")
+    assert "1 of 1 claims hold in 1 figure, 1 figure failed, after 0.0 s. Open file:///" in printed(console)
 
 
 def test_lines_of_results_fit_the_terminal_and_break_no_word() -> None:

@@ -122,10 +122,11 @@ class Board:
             report: The report.
         """
         claims = [claim for outcome in outcomes for claim in outcome.claims]
-        held = sum(claim.holds for claim in claims)
-        colour = "bold green" if held == len(claims) else "bold red"
-        figures = f"{len(outcomes)} figure{'' if len(outcomes) == 1 else 's'}"
-        words = Text.assemble((f"{held} of {len(claims)} claims hold", colour), f" in {figures}")
+        held, failed = sum(claim.holds for claim in claims), len(self._titles) - len(outcomes)
+        colour = "bold green" if held == len(claims) and not failed else "bold red"
+        words = Text.assemble((f"{held} of {len(claims)} claims hold", colour), f" in {_figures(len(outcomes))}")
+        if failed:
+            words.append(f", {_figures(failed)} failed", "bold red")
         words.append(f", after {duration(self.seconds)}. Open {report.absolute().as_uri()}")
         self.console.print()
         self.console.print(words, soft_wrap=True)
@@ -153,13 +154,15 @@ class Board:
 
     def _lines(self) -> Group:
         table = Table.grid(padding=(0, 1))
+        share, left = self.share()
+        if len(self._ended) < len(self._titles) and share >= 1:  # every trial is stored, and some figures are not drawn
+            share, left = 0.99, "drawing"
+        count = f"{len(self._ended)}/{len(self._titles)} figures"
+        table.add_row("", Text(f"{'all':{NAME}}", "bold"), _bar(share, 1.0), f"{count}, {left}")
         for name in self._running()[:MOST]:
             done, total = self._trials[name]
             words = "drawing" if done == total else f"{done}/{total} trials"
             table.add_row("·", f"{name:{NAME}}", _bar(done, total), words)
-        share, left = self.share()
-        count = f"{len(self._ended)}/{len(self._titles)} figures"
-        table.add_row("", Text(f"{'all':{NAME}}", "bold"), _bar(share, 1.0), f"{count}, {left}")
         return Group(table)
 
     def _running(self) -> list[str]:
@@ -176,15 +179,24 @@ class Board:
             left as text, from the speed since the start without the trials that were stored before.
         """
         total = sum(self._weights.values())
-        done = sum(self._weights[name] * now / of for name, (now, of) in self._trials.items() if of)
+        done = sum(
+            self._weights[name] * (1.0 if name in self._ended else now / of)  # no more comes of a figure that failed
+            for name, (now, of) in self._trials.items()
+            if of
+        )
         before = sum(self._weights[name] * self._stored[name] / of for name, (_, of) in self._trials.items() if of)
         if done <= before:
             return done / total, f"{clock(self.seconds)} so far"
         return done / total, f"{clock(self.seconds * (total - done) / (done - before))} left"
 
 
+def _figures(count: int) -> str:
+    return f"{count} figure{'' if count == 1 else 's'}"
+
+
 def _bar(done: Number, total: Number) -> ProgressBar:
-    return ProgressBar(total=max(total, 1e-9), completed=done, width=24)
+    """A bar that is green when it is full. Bars that run would be red in Rich's own colours, as if they had failed."""
+    return ProgressBar(total=max(total, 1e-9), completed=done, width=24, complete_style="cyan", finished_style="green")
 
 
 def duration(seconds: float) -> str:
