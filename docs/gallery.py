@@ -14,6 +14,7 @@ from lazyscope.lab import Experiment
 from lazyscope.lab.experiment import SCALES
 from lazyscope.lab.outcome import Outcome
 from lazyscope.lab.record import is_current
+from lazyscope.lab.report import measured, said
 from lazyscope.lab.story import by_publication
 
 MARK = "<!-- gallery -->"
@@ -50,11 +51,11 @@ def entry(experiment: Experiment) -> str:
 def shown(outcome: Outcome, name: str) -> list[str]:
     """Return the picture, the claims and the provenance of an outcome."""
     rows = [
-        f"| {' | '.join(escape(text).replace('|', '&#124;') for text in (c.text, c.source, c.measured))} "
+        f"| {' | '.join(text.replace('|', '&#124;') for text in (escape(c.text), escape(said(c)), measured(c)))} "
         f"| {'holds' if c.holds else '**fails**'} |"
         for c in outcome.claims
     ]
-    table = "\n".join(["| claim | source | measured | verdict |", "|---|---|---|---|", *rows])
+    table = "\n".join(["| claim | source | measured, difference | verdict |", "|---|---|---|---|", *rows])
     origin = outcome.provenance
     return [
         f"![{escape(outcome.title)}](outcomes/{name}/{outcome.scale}.png)",

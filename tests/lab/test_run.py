@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import re
 from pathlib import Path
 
 import numpy as np
@@ -11,7 +12,7 @@ import pytest
 import torch
 
 from lazyscope.errors import ExperimentError
-from lazyscope.lab import Experiment, Params, Result
+from lazyscope.lab import Claim, Experiment, Params, Result
 from lazyscope.lab.outcome import Outcome, View
 from lazyscope.lab.report import refresh, write_report
 from lazyscope.lab.run import evaluate, run, run_all
@@ -147,6 +148,22 @@ def test_report_is_one_file_with_everything(tmp_path: Path, toy: Experiment) -> 
         assert expected in page
     for outside in ("<script src", 'src="http', 'href="http', "url("):
         assert outside not in page
+
+
+def test_the_report_marks_differences_from_the_source_and_says_when_it_states_nothing(
+    tmp_path: Path, toy: Experiment
+) -> None:
+    made = [
+        Claim("slope", "1/α < 1", "s = -0.928 … -0.9, +0.0721 … +0.0996 from -1 (R² ≥ 0.986)", True),
+        Claim("converged", "", "residuals ≤ 4e-05", True),
+        Claim("accuracy", "82.3 %", "80.3 %, -2.0 points", True),
+    ]
+    store = Store(tmp_path)
+    run(dataclasses.replace(toy, claims=lambda trials: made), "quick", store, device=CPU)
+    page = write_report(store.root).read_text()
+    assert re.findall(r'<b class="difference">(.*?)</b>', page) == ["+0.0721 … +0.0996 from -1", "-2.0 points"]
+    assert "1/α &lt; 1" in page
+    assert "not in the source: a check of the computation" in page
 
 
 def test_refresh_redraws_from_stored_trials(tmp_path: Path, toy: Experiment, log: Path) -> None:

@@ -86,7 +86,7 @@ def _start(point: Params, width: int) -> TwoLayer:
 
 def figure(trials: Trials) -> Figure:
     """Draw one panel per scale, for a typical seed."""
-    canvas, axes = panels(1, 2, width=3.6, height=3.6)
+    canvas, axes = panels(1, 2, width=3.6, height=3.8)  # square panels, and their titles
     seed = typical(trials.where(tau=0.1))
     for axis, tau, title in zip(axes[0], (0.1, 2.0), ("Non-lazy", "Lazy"), strict=True):
         draw(axis, trials.where(tau=tau, seed=seed)[0])

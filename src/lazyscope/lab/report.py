@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import html
 import re
 import warnings
 from collections.abc import Iterable
@@ -13,7 +14,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from lazyscope.errors import ExperimentError, LazyscopeError, StoreError
 from lazyscope.lab import disk
 from lazyscope.lab.board import duration
-from lazyscope.lab.experiment import SCALES, Experiment
+from lazyscope.lab.experiment import SCALES, Claim, Experiment
 from lazyscope.lab.failure import failed
 from lazyscope.lab.outcome import Outcome
 from lazyscope.lab.run import evaluate, records
@@ -21,6 +22,41 @@ from lazyscope.lab.store import DamagedFile, Store
 from lazyscope.lab.story import by_publication
 
 _LARGEST_SVG = 400_000  # bytes; a larger SVG (thousands of paths) is replaced by the PNG, which is smaller and faster
+
+_DIFFERENCE = re.compile(r"[+-]\d[\d.e-]*(?: … [+-]\d[\d.e-]*)? (?:from -?\d[\d.]*\d|from -?\d|points\b)")
+"""A difference from the number of the source, as `lazyscope.lab.fit.against` writes it, or one of percentages."""
+
+
+def said(claim: Claim) -> str:
+    """Return what a table shows as the statement of the source.
+
+    Args:
+        claim: The claim.
+
+    Returns:
+        The statement, or that there is none.
+
+    Example:
+        >>> said(Claim("every search converged", "", "residuals ≤ 4e-05", True))
+        'not in the source: a check of the computation'
+    """
+    return claim.source or "not in the source: a check of the computation"
+
+
+def measured(claim: Claim) -> str:
+    """Return what a table shows as the measurement, in which differences from the number of the source stand out.
+
+    Args:
+        claim: The claim.
+
+    Returns:
+        The measurement as HTML.
+
+    Example:
+        >>> measured(Claim("loss ~ α^s", "-1", "s = -0.997, +0.003 from -1", True))
+        's = -0.997, <b class="difference">+0.003 from -1</b>'
+    """
+    return _DIFFERENCE.sub(r'<b class="difference">\g<0></b>', html.escape(claim.measured))
 
 
 def refresh(experiments: Iterable[Experiment], store: Store, style: str = "print") -> list[ExperimentError]:
@@ -74,6 +110,8 @@ def write_report(root: Path) -> Path:
     environment.filters["picture"] = _picture
     environment.filters["width"] = _width
     environment.filters["duration"] = duration
+    environment.filters["said"] = said
+    environment.filters["measured"] = measured
     path = root / "index.html"
     disk.write(path, environment.get_template("report.html.jinja").render(outcomes=outcomes, papers=papers).encode())
     return path
