@@ -5,12 +5,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from html import escape
 from pathlib import Path
 from typing import Any
 
 from lazyscope.experiments import experiments
-from lazyscope.lab import Experiment
+from lazyscope.lab import Claim, Experiment
 from lazyscope.lab.experiment import SCALES
 from lazyscope.lab.outcome import Outcome
 from lazyscope.lab.record import is_current
@@ -48,18 +49,23 @@ def entry(experiment: Experiment) -> str:
     return "\n\n".join(lines)
 
 
+def claims(found: Sequence[Claim]) -> str:
+    """Return the claims as a table, whose rows are blocks on a phone, with the verdict first."""
+    head = "".join(f'<th scope="col">{name}</th>' for name in ("claim", "source", "measured, difference", "verdict"))
+    rows = "".join(
+        f'<tr><td>{escape(claim.text)}</td><td data-of="source">{escape(said(claim))}</td>'
+        f'<td data-of="measured">{measured(claim)}</td><td>{"✓ holds" if claim.holds else "<b>✗ fails</b>"}</td></tr>'
+        for claim in found
+    )
+    return f'<div class="claims"><table><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table></div>'
+
+
 def shown(outcome: Outcome, name: str) -> list[str]:
     """Return the picture, the claims and the provenance of an outcome."""
-    rows = [
-        f"| {' | '.join(text.replace('|', '&#124;') for text in (escape(c.text), escape(said(c)), measured(c)))} "
-        f"| {'holds' if c.holds else '**fails**'} |"
-        for c in outcome.claims
-    ]
-    table = "\n".join(["| claim | source | measured, difference | verdict |", "|---|---|---|---|", *rows])
     origin = outcome.provenance
     return [
         f"![{escape(outcome.title)}](outcomes/{name}/{outcome.scale}.png)",
-        table,
+        claims(outcome.claims),
         f"<small>{outcome.scale} scale, {outcome.trials} trials, {outcome.seconds:.0f} s in total, on "
         f"{escape(', '.join(origin['device']))}; "
         f"commit {', '.join(filter(None, origin['commit'])) or 'unknown'}; "

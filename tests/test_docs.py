@@ -118,7 +118,7 @@ def test_the_site_is_accessible_and_asks_no_other_host(site: Path) -> None:
         for width, scheme in VIEWS:
             page = browser.new_page(viewport={"width": width, "height": 844}, color_scheme=scheme)
             complaints = complaints_of(page)
-            for place in ("", "concepts/", "figures/"):
+            for place in ("", "concepts/", "figures/", "api/models/"):
                 page.goto(here + place)
                 assert serious(page) == [], place
                 assert page.evaluate("document.documentElement.scrollWidth") <= width, place
