@@ -158,8 +158,8 @@ def list_experiments() -> None:
     for paper, group in by_publication(experiments().values()).items():
         console.print(Text(paper, "bold"))
         table = Table.grid(padding=(0, 2, 0, 0))
-        table.add_column(no_wrap=True, width=16)  # names can be copied
-        for width in (40, 4, 11):
+        table.add_column(no_wrap=True, width=18)  # names can be copied
+        for width in (38, 4, 11):
             table.add_column(width=width)
         for experiment in group:
             cost = experiment.cost
