@@ -10,13 +10,14 @@ import time
 import pytest
 
 SCRIPT = """
-import sys, torch
+import signal, sys, torch
 import lazyscope as ls
 from torch import nn
 from lazyscope.linalg import conjugate_gradients
 from lazyscope.linalg.operator import Symmetric
 from lazyscope.loss import Square
 
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell starts background jobs with SIGINT ignored
 torch.set_num_threads(1)
 torch.manual_seed(0)
 net = nn.Sequential(nn.Linear(20, 512), nn.Tanh(), nn.Linear(512, 512), nn.Tanh(), nn.Linear(512, 4))

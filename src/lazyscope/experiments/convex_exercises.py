@@ -74,8 +74,8 @@ EXPERIMENT = Experiment(
     title="Gradient descent in the plane: three exercises of the lecture",
     caption=(
         "Gradient descent on three functions of the plane: one that does not depend on y, one that hardly does, and one"
-        " that has a kink. Its loss can be tiny far from the minimum (b), and it oscillates at a kink (c). Dotted"
-        " curves continue those of b by its formula."
+        " that has a kink. Its loss can be tiny far from the minimum (b, continued by its formula: dotted), and it"
+        " oscillates at a kink (c)."
     ),
     cost={"quick": "2 s on two cores", "paper": "40 s on two cores"},
     grid=grid,
