@@ -163,7 +163,7 @@ EXPERIMENT = Experiment(
         " than the rest, so that gradient descent"
         " learns a few components quickly and the others slowly."
     ),
-    cost={"quick": "15 s on two cores", "paper": "1 min on one GPU, with CIFAR-10"},
+    cost={"quick": "6 s on two cores", "paper": "1 min on one GPU, with CIFAR-10"},
     grid=grid,
     trial=trial,
     figure=figure,

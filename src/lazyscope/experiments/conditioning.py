@@ -338,7 +338,7 @@ EXPERIMENT = Experiment(
         " span many orders of magnitude. The spectrum alone predicts the loss of each method (left), and explains which"
         " methods are faster and which variants of the network (right) are easier to train."
     ),
-    cost={"quick": "20 s on two cores", "paper": "12 min on one GPU, with CIFAR-10"},
+    cost={"quick": "10 s on two cores", "paper": "12 min on one GPU, with CIFAR-10"},
     grid=grid,
     trial=trial,
     figure=figure,

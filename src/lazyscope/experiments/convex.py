@@ -233,7 +233,7 @@ EXPERIMENT = Experiment(
         " whether it converges, oscillates or diverges. Dots are its iterates, from the ring on, and lines the formulas"
         " of the lecture, or join the dots."
     ),
-    cost={"quick": "2 s on two cores", "paper": "10 s on two cores"},
+    cost={"quick": "1 s on two cores", "paper": "10 s on two cores"},
     grid=grid,
     trial=trial,
     figure=figure,

@@ -214,7 +214,7 @@ EXPERIMENT = Experiment(
         " initialisation (left) the neurons move to the arrows; from a large one (right, where the axes reach further)"
         " they end close to their starts, the open circles, which is lazy training."
     ),
-    cost={"quick": "10 s on two cores", "paper": "2 min on two cores"},
+    cost={"quick": "6 s on two cores", "paper": "2 min on two cores"},
     grid=grid,
     trial=trial,
     figure=figure,

@@ -362,7 +362,7 @@ EXPERIMENT = Experiment(
         " case the boundary adapts to the data, in the second the test errors are larger in dimension 15 (medians over"
         " the draws, with bands between the quartiles)."
     ),
-    cost={"quick": "12 s on two cores", "paper": "30 min on two cores, minutes on a GPU"},
+    cost={"quick": "16 s on two cores", "paper": "30 min on two cores, minutes on a GPU"},
     grid=grid,
     trial=trial,
     figure=figure,
