@@ -73,9 +73,9 @@ EXPERIMENT = Experiment(
     source=LECTURE,
     title="Gradient descent in the plane: three exercises of the lecture",
     caption=(
-        "Gradient descent on three functions of the plane: one that does not depend on y, one that hardly does, and one"
-        " that has a kink. Its loss can be tiny far from the minimum (b, continued by its formula: dotted), and it"
-        " oscillates at a kink (c)."
+        "Gradient descent on three functions of two variables: the first does not depend on y, the second depends on it"
+        " only weakly, and the third has a kink. In b, the loss is tiny long before the weights reach the minimum (the"
+        " dotted curves are the exact formula), and in c, the weights oscillate around the kink."
     ),
     cost={"quick": "2 s on two cores", "paper": "40 s on two cores"},
     grid=grid,
