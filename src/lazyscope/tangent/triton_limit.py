@@ -42,25 +42,37 @@ FEW = 4096
 
 @triton.jit
 @no_type_check
-def _arctangent(t):
-    """Compute arctan t for 0 ≤ t ≤ 1 (the polynomial of the Cephes library, with an error of 2·10⁻⁷)."""
-    large = t > 0.4142135623730950
-    x = tl.where(large, (t - 1.0) / (t + 1.0), t)
+def _relu(below, above):
+    """Compute the angle φ, and 1 - c after the ReLU, from 1 - c and 1 + c.
+
+    The angle is 2 arctan √((1 - c)/(1 + c)), with the polynomial of the Cephes library, which has an error of 2·10⁻⁷.
+    """
+    near, far = tl.sqrt(below), tl.sqrt(above)
+    small, large = tl.minimum(near, far), tl.maximum(near, far)
+    steep = small > 0.4142135623730950 * large
+    x = tl.where(steep, small - large, small) / tl.maximum(tl.where(steep, small + large, large), 1e-30)
     z = x * x
     series = ((8.05374449538e-2 * z - 1.38776856032e-1) * z + 1.99777106478e-1) * z - 3.33329491539e-1
-    return tl.where(large, 0.7853981633974483, 0.0) + (series * z * x + x)
+    half = tl.where(steep, 0.7853981633974483, 0.0) + (series * z * x + x)
+    angle = 2.0 * tl.where(near > far, 1.5707963267948966 - half, half)
+    bend = (near * far - angle * (1.0 - below)) * 0.3183098861837907
+    return angle, tl.maximum(below - bend, 0.0)
 
 
 @triton.jit
 @no_type_check
-def _relu(below, above):
-    """Compute the angle φ, and 1 - c after the ReLU, from 1 - c and 1 + c."""
-    near, far = tl.sqrt(below), tl.sqrt(above)
-    small, large = tl.minimum(near, far), tl.maximum(near, far)
-    half = _arctangent(small / tl.maximum(large, 1e-30))
-    angle = 2.0 * tl.where(near > far, 1.5707963267948966 - half, half)
-    bend = (near * far - angle * (1.0 - below)) * 0.3183098861837907
-    return angle, tl.maximum(below - bend, 0.0)
+def _relu_again(b):
+    """Compute the same from b = 1 - c where 0 ≤ b ≤ 1, as it is after a ReLU.
+
+    The angle is √(2b) P(b), and the change of b is -√(2b) b Q(b). The polynomials P and Q are Chebyshev expansions, with
+    relative errors of 2·10⁻⁸.
+    """
+    root = tl.sqrt(2.0 * b)
+    p = ((8.746945189e-4 * b - 1.469473057e-3) * b + 2.444653712e-3) * b + 9.89244036e-4
+    p = (((p * b + 5.829526951e-3) * b + 1.871711774e-2) * b + 8.333496618e-2) * b + 9.999999868e-1
+    q = ((5.357830011e-5 * b - 4.204405683e-5) * b + 1.697158526e-4) * b + 3.718940146e-4
+    q = ((q * b + 1.709272135e-3) * b + 1.061006563e-2) * b + 2.122065936e-1
+    return root * p, tl.maximum(b - root * b * q, 0.0)
 
 
 @triton.jit
@@ -104,16 +116,19 @@ def _apart(
     STRIDE: tl.constexpr,
     RADIUS: tl.constexpr,
 ):
-    """Half the squared distance between the directions of the scales that the windows of two images see."""
+    """Half the squared distance between the directions of the scales that the windows of two images see.
+
+    The second number is 1/(one·two), or 0 where one of them is 0.
+    """
     one = tl.where(one > 0.0, 1.0 / one, 0.0)
     two = tl.where(two > 0.0, 1.0 / two, 0.0)
-    total = bias * (one - two) * (one - two)
+    total = tl.zeros(one.shape, tl.float32)
     for i in tl.static_range(-RADIUS, RADIUS + 1):
         for j in tl.static_range(-RADIUS, RADIUS + 1):
             first = tl.load(left + at + (j * PLANE + i * STRIDE)) * one
             gap = first - tl.load(right + there + (j * PLANE + i * STRIDE)) * two
-            total += (half * weight) * gap * gap
-    return 0.5 * total
+            total += gap * gap
+    return (0.5 * half * weight) * total + 0.5 * bias * (one - two) * (one - two), one * two
 
 
 @triton.jit
@@ -171,12 +186,10 @@ def _pair_kernel(
         weight, bias = tl.load(numbers), tl.load(numbers + 1)
         before = tl.load(left + at) * tl.load(right + there)
         one, two = tl.load(left + SIZE + at), tl.load(right + SIZE + there)
-        apart = _apart(left, right, at, there, one, two, weight, bias, 1.0, PLANE, STRIDE, RADIUS)
-        scale = tl.maximum(one * two, 1e-30)
-        below = apart + weight * _window(before * below, rows, columns, cut_h, cut_w, RADIUS, CUT) / scale
-        above = (
-            apart + (weight * _window(before * above, rows, columns, cut_h, cut_w, RADIUS, CUT) + 2.0 * bias) / scale
-        )
+        apart, unit = _apart(left, right, at, there, one, two, weight, bias, 1.0, PLANE, STRIDE, RADIUS)
+        below = apart + weight * unit * _window(before * below, rows, columns, cut_h, cut_w, RADIUS, CUT)
+        above = weight * _window(before * above, rows, columns, cut_h, cut_w, RADIUS, CUT) + 2.0 * bias
+        above = apart + unit * above
         tangent = tl.load(numbers + 2) * one * two * (1.0 - below) + tl.load(numbers + 3)
         angle, below = _relu(below, above)
         tangent = tl.where(one * two > 0.0, 0.5 - angle * 0.15915494309189535, 0.0) * tangent
@@ -186,14 +199,13 @@ def _pair_kernel(
             weight, bias = tl.load(numbers + 4 * layer), tl.load(numbers + 4 * layer + 1)
             before = 0.5 * one * two
             one, two = tl.load(left + SIZE + at), tl.load(right + SIZE + there)
-            apart = _apart(left, right, at, there, one, two, weight, bias, 0.5, PLANE, STRIDE, RADIUS)
-            scale = tl.maximum(one * two, 1e-30)
-            below = apart + weight * _window(before * below, rows, columns, cut_h, cut_w, RADIUS, CUT) / scale
+            apart, unit = _apart(left, right, at, there, one, two, weight, bias, 0.5, PLANE, STRIDE, RADIUS)
+            below = apart + weight * unit * _window(before * below, rows, columns, cut_h, cut_w, RADIUS, CUT)
             if TANGENT:
                 share, rest = tl.load(numbers + 4 * layer + 2), tl.load(numbers + 4 * layer + 3)
                 own = share * one * two * (1.0 - below) + rest
                 tangent = own + weight * _window(tangent, rows, columns, cut_h, cut_w, RADIUS, CUT)
-            angle, below = _relu(below, tl.maximum(2.0 - below, 0.0))
+            angle, below = _relu_again(below)
             if TANGENT:
                 tangent = tl.where(one * two > 0.0, 0.5 - angle * 0.15915494309189535, 0.0) * tangent
         result = tl.load(numbers + 4 * HIDDEN) * (0.5 * one * two * (1.0 - below))
@@ -247,7 +259,7 @@ def pair_kernel(
     kind: Kind,
     *,
     pooled: bool = False,
-    warps: int = 8,
+    warps: int = 4,
 ) -> Tensor:
     """Compute the kernel of all pairs of images.
 
