@@ -19,6 +19,7 @@ from itertools import combinations
 import numpy as np
 import torch
 from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
 from scipy.stats import spearmanr
 from torch import Tensor
 
@@ -26,7 +27,7 @@ from lazyscope.data import cifar10
 from lazyscope.diagnose.monitor import Monitor
 from lazyscope.diagnose.verdict import FEATURE_GAP, LAZY_GAP, Word, side
 from lazyscope.lab.experiment import Claim, Experiment, Params, Result, Trials
-from lazyscope.lab.style import BLACK, COLOURS, panels
+from lazyscope.lab.style import BLACK, COLOURS, legend_below, panels
 from lazyscope.linalg.operator import Dense
 from lazyscope.model.base import Model
 from lazyscope.model.metric import Metric, optimiser_metric
@@ -63,7 +64,7 @@ COEFFICIENTS = np.linspace(-3, 3, 13)
 BOX = (COEFFICIENTS >= 0) & (COEFFICIENTS <= 1)
 """The coefficients among which the source looks for the best sum."""
 
-KINDS = ("SGD", "Adam")
+KINDS, MARKS = ("SGD", "Adam"), ("o", "^")
 COLUMNS = ("criterion", "worst", "gap", "deviation", "accuracy", "loss")
 """What is measured in each run: the criterion in the direction of the run and in the metric of the optimiser, the
 monitor's tangent distance, the deviation, the test accuracy, and the loss relative to that of the zero function."""
@@ -232,34 +233,49 @@ def claims(trials: Trials) -> list[Claim]:
 
 def figure(trials: Trials) -> Figure:
     """Draw the deviation against the criterion, the accuracies, and the disentanglement errors."""
-    page, axes = panels(1, 4, width=3.8, height=3.4)
-    scatter, bars, *maps = axes[0]
+    page, axes = panels(2, 2, width=3.8, height=3.4)
+    (scatter, dots), maps = axes
     methods = list(dict.fromkeys(str(run.params["method"]) for run in trials.where(kind="run")))
     for place, (method, colour) in enumerate(zip(methods, COLOURS, strict=False)):
-        for kind, mark, shift in zip(KINDS, ("o", "^"), (-0.2, 0.2), strict=True):
+        for kind, mark, shift in zip(KINDS, MARKS, (-0.18, 0.18), strict=True):
             some = runs(trials, method=method, optimiser=kind)
             (run,) = trials.where(kind="run", method=method, optimiser=kind)
             if method != "head":
-                scatter.plot(some["criterion"], some["deviation"], mark, color=colour, label=f"{method}, {kind}")
+                scatter.plot(some["criterion"], some["deviation"], mark, color=colour)
                 scatter.plot(some["worst"], some["deviation"], ".", color=colour, ms=3, alpha=0.5)
-            bars.bar(place + shift, 100 * some["accuracy"][0], 0.36, color=colour, alpha=1.0 if kind == "SGD" else 0.6)
-            bars.plot(place + shift, 100 * float(run.result["tangent_accuracy"]), "_", color=BLACK, ms=12)
+            dots.plot(place + shift, 100 * some["accuracy"][0], mark, color=colour)
+            dots.plot(place + shift, 100 * float(run.result["tangent_accuracy"]), "_", color=BLACK, ms=10)
     for level in (LAZY_GAP, FEATURE_GAP):
         scatter.axhline(level, color=BLACK, lw=0.8, ls=":")
-    scatter.set(
-        xscale="log", yscale="log", xlabel="criterion (0 for the head)", title="deviation from the tangent model"
-    )
-    scatter.legend(fontsize=6)
-    bars.set(xticks=range(len(methods)), title=r"test accuracy, $\alpha=1$ (lines: tangent)", ylabel="% (SGD, Adam)")
-    bars.set_xticklabels(methods, fontsize=8)
+    scatter.set(xscale="log", yscale="log", xlabel="criterion", title="deviation from the tangent")
+    dots.set(xticks=range(len(methods)), title=r"fine-tuned, $\alpha=1$", ylabel="test accuracy, %")
+    dots.set_xticklabels(methods, rotation=30, ha="right")
     edge = COEFFICIENTS[0] - 0.25, COEFFICIENTS[-1] + 0.25  # cells of width ½ around the coefficients
     for axis, word, title in zip(maps, ("plain", "linear"), ("plain", "linearised"), strict=True):
         axis.grid(False)
         drawn = axis.imshow(errors(trials, word).T, origin="lower", extent=(*edge, *edge), vmin=0, vmax=1, cmap="Blues")
         axis.plot([0, 1, 1, 0, 0], [0, 0, 1, 1, 0], color=COLOURS[1], lw=1.5)
-        axis.set(title=f"disentanglement error, {title}", xlabel="coefficient of task 1", ylabel="of task 2")
-    page.colorbar(drawn, ax=maps, shrink=0.8)
+        axis.set(title=f"interference, {title}", xlabel="coefficient of task 1", ylabel="of task 2")
+    page.colorbar(drawn, ax=maps, shrink=0.8, label="disentanglement error")
+    legend_below(page, _marks(methods))
     return page
+
+
+def _marks(methods: list[str]) -> list[Line2D]:
+    """The legend of the methods, the optimisers, the other criterion and the tangent model."""
+    coloured = [
+        Line2D([], [], ls="", marker="s", color=colour, label=method)
+        for method, colour in zip(methods, COLOURS, strict=False)
+    ]
+    shaped = [
+        Line2D([], [], ls="", marker=mark, color=BLACK, label=kind) for kind, mark in zip(KINDS, MARKS, strict=True)
+    ]
+    return [
+        *coloured,
+        *shaped,
+        Line2D([], [], ls="", marker=".", ms=3, color=BLACK, label="in the optimiser's metric"),
+        Line2D([], [], ls="", marker="_", ms=10, color=BLACK, label="tangent model"),
+    ]
 
 
 EXPERIMENT = Experiment(
