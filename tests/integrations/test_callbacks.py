@@ -103,7 +103,7 @@ def test_the_trainer_gives_the_records_of_a_plain_loop_and_resumes(tmp_path: Pat
     assert again.monitor.run == callback.monitor.run
 
 
-def test_lightning_gives_the_records_of_a_plain_loop(tmp_path: Path) -> None:
+def test_lightning_gives_the_records_of_a_plain_loop_and_resumes(tmp_path: Path) -> None:
     lightning = pytest.importorskip("lightning.pytorch")
     from lazyscope.integrations.lightning import MonitorCallback
 
@@ -119,15 +119,25 @@ def test_lightning_gives_the_records_of_a_plain_loop(tmp_path: Path) -> None:
         def configure_optimizers(self) -> torch.optim.Optimizer:
             return torch.optim.SGD(self.parameters(), lr=0.1)
 
-    data = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(X, Y), batch_size=8)
-    callback = MonitorCallback({"x": X}, Y, net="net", output="logits", **options())
-    fit = lightning.Trainer(
-        max_steps=STEPS, accumulate_grad_batches=SUM, callbacks=[callback], accelerator="cpu", logger=False,
-        enable_progress_bar=False, default_root_dir=tmp_path, enable_model_summary=False,
-    )  # fmt: skip
-    fit.fit(Module(), data)
-    assert callback.monitor is not None
-    close(callback.monitor.records, plain())
+    def watched(start: Path | None = None) -> Any:
+        data = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(X, Y), batch_size=8)
+        callback = MonitorCallback({"x": X}, Y, net="net", output="logits", **options())
+        saving = lightning.callbacks.ModelCheckpoint(
+            tmp_path, "{step}", every_n_train_steps=3, save_top_k=-1, save_on_train_epoch_end=False
+        )
+        fit = lightning.Trainer(
+            max_steps=STEPS, accumulate_grad_batches=SUM, callbacks=[callback, saving], accelerator="cpu", logger=False,
+            enable_progress_bar=False, default_root_dir=tmp_path, enable_model_summary=False,
+        )  # fmt: skip
+        fit.fit(Module(), data, ckpt_path=start)
+        assert callback.monitor is not None
+        return callback.monitor
+
+    known, whole = plain(), watched()
+    close(whole.records, known)
+    again = watched(tmp_path / "step=3.ckpt")
+    close(again.records, known)
+    assert again.run == whole.run
 
 
 def test_without_lightning_the_error_names_the_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
