@@ -64,8 +64,8 @@ def _relu(below, above):
 def _relu_again(b):
     """Compute the same from b = 1 - c where 0 ≤ b ≤ 1, as it is after a ReLU.
 
-    The angle is √(2b) P(b), and the change of b is -√(2b) b Q(b). The polynomials P and Q are Chebyshev expansions, with
-    relative errors of 2·10⁻⁸.
+    The angle is √(2b) P(b), and the change of b is -√(2b) b Q(b). P and Q are Chebyshev expansions with relative
+    errors of 2·10⁻⁸.
     """
     root = tl.sqrt(2.0 * b)
     p = ((8.746945189e-4 * b - 1.469473057e-3) * b + 2.444653712e-3) * b + 9.89244036e-4
