@@ -187,11 +187,11 @@ def scale_of(subject: Subject, tangent: Tangent, clock: Clock, seed: int, notes:
     def make(points: int) -> Bilinear:
         return second(subject.fewer(points)[0])
 
-    points, share = subject.n, 0.25 * clock.left
+    points, share = min(8, subject.n), 0.25 * clock.left
     form = make(points)
     once = _cost(form, clock)
-    while points > 8 and once * FEW * ITERATIONS > share:
-        points = max(8, points // 2)
+    while points < subject.n and once * FEW * ITERATIONS * min(2.0, subject.n / points) <= share:
+        points = min(2 * points, subject.n)
         form = make(points)
         once = _cost(form, clock)
     starts = FEW if once * STARTS * ITERATIONS > share else STARTS
