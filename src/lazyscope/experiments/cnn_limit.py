@@ -23,8 +23,10 @@ from typing import Any
 import numpy as np
 import torch
 import torch.nn.functional as F
+from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.ticker import NullFormatter
 from torch import Tensor, nn
 
 from lazyscope.data import cifar10, digits
@@ -36,7 +38,7 @@ from lazyscope.flow.training import Recipe, compiled, eager, evaluate, one_cycle
 from lazyscope.lab.experiment import Claim, Experiment, Params, Result, Trials
 from lazyscope.lab.fit import exponent
 from lazyscope.lab.scratch import checkpoint
-from lazyscope.lab.style import BLACK, BLUE, GREEN, ORANGE, RED, panels
+from lazyscope.lab.style import BLACK, BLUE, GREEN, ORANGE, PURPLE, RED, SKY, legend_below, panels
 from lazyscope.model.vgg import VGG11, vgg
 from lazyscope.tangent.kernel import tangent_kernel
 from lazyscope.tangent.limit import limit_kernel
@@ -93,7 +95,7 @@ def grid(scale: str) -> list[Params]:
     if scale == "paper":
         name, every = "CIFAR-10", {"images": 50_000, "tests": 10_000}
         depths, pooled = (3, 4, 6, 11, 21), {"depth": 14, "images": 1280, "tests": 1000, "halvings": 3}
-        few, widths, seeds, epochs = {"images": 640, "tests": 1000}, (1, 2, 4, 8), 1, 60
+        few, widths, seeds, epochs = {"images": 640, "tests": 1000}, (1, 2, 4, 8), 3, 60
     else:
         name, every = "digits", {"images": 96, "tests": 128}
         depths, pooled = (3, 6), {"depth": 3, "images": 24, "tests": 32, "halvings": 1}
@@ -102,7 +104,12 @@ def grid(scale: str) -> list[Params]:
     rows += [{"kind": DENSE, "kernel": kernel, **every} for kernel in ("nngp", "ntk")]
     rows += [{"kind": CODED, "depth": depths[0], **every}] if scale == "paper" else []  # digits are not coded as JPEG
     rows += [{"kind": POOLED, **pooled}, {"kind": LIMIT, **few}]
-    rows += [{"kind": FINITE, "width": width, "seed": seed, **few} for width in widths for seed in range(seeds)]
+    few_seeds = {8: 1} if scale == "paper" else {}  # the widest network has 590 million weights
+    rows += [
+        {"kind": FINITE, "width": width, "seed": seed, **few}
+        for width in widths
+        for seed in range(few_seeds.get(width, seeds))
+    ]
     rows += [{"kind": TRAINED, "epochs": epochs, "width": 1 if scale == "paper" else 4, **every}]
     return [{"setting": name, **row} for row in rows]
 
@@ -371,38 +378,51 @@ def _published(trials: Trials, flat: dict[Any, float]) -> list[Claim]:
 
 
 def figure(trials: Trials) -> Figure:
-    """Draw accuracies by depth and by the number of images, and the distance of finite nets from their limit."""
-    page, axes = panels(1, 3, width=4.4, height=3.5)
-    depths, sizes, widths = axes[0]
+    """Draw accuracies by depth and by the number of images, and finite nets beside their limit."""
+    page, axes = panels(2, 2, width=4.0, height=3.2)
+    (depths, sizes), (widths, finite) = axes
     published = trials[0].params["setting"] == "CIFAR-10"
-    flat = accuracies(trials, FLAT, "depth")
-    _curve(depths, flat, PUBLISHED[FLAT] if published else {}, "convolutional NTK, flattened", BLUE)
+    dots = _curve(depths, accuracies(trials, FLAT, "depth"), PUBLISHED[FLAT] if published else {})
     for (kernel, each), colour in zip(accuracies(trials, DENSE, "kernel").items(), (GREEN, ORANGE), strict=True):
-        depths.axhline(each, color=colour, lw=1.2, label=f"fully connected {str(kernel).upper()}")
+        dots.append(depths.axhline(each, color=colour, lw=1.2, label=f"fully connected {str(kernel).upper()}"))
         if published:
             depths.axhline(PUBLISHED[DENSE][str(kernel)], color=colour, lw=0.8, ls=":")
     trained = 100 * float(trials.where(kind=TRAINED)[0].result["test_accuracy"])
-    depths.axhline(trained, color=RED, lw=1.2, label="trained VGG")
-    depths.set(title="all images", xlabel="depth", ylabel="test accuracy, %")
-    pooled = pooled_accuracies(trials)
-    _curve(sizes, pooled, PUBLISHED[POOLED] if published else {}, "convolutional NTK, pooled", BLUE)
-    sizes.set(title="few images", xlabel="training images", ylabel="test accuracy, %")
+    dots.append(depths.axhline(trained, color=RED, lw=1.2, label="trained VGG"))
+    depths.set(title="all images, flattened", xlabel="depth", ylabel="test accuracy, %")
+    _curve(sizes, pooled_accuracies(trials), PUBLISHED[POOLED] if published else {})
+    sizes.set(title="few images, pooled", xlabel="training images", ylabel="test accuracy, %")
     width = Width(trials)
-    widths.loglog(width.widths, width.kernel, "o-", color=BLUE, label=r"kernel, $\|K_m-K\|/\|K\|$")
-    widths.loglog(width.widths, width.function, "s-", color=ORANGE, label=r"predictions, $\|f_m-f\|/\|f\|$")
-    widths.loglog(width.widths, width.kernel[0] * width.widths**-0.5, ":", color=BLACK, label="$m^{-1/2}$")
-    widths.set(title="linearised VGG and its limit", xlabel="width factor")
-    for axis in (depths, sizes, widths):
-        axis.legend(fontsize=7)
+    for axis in (widths, finite):
+        _ticks(axis, [int(each) for each in width.widths])
+        axis.set(xlabel="width factor of the linearised VGG")
+    dots += widths.plot(width.widths, width.kernel, "^-", color=PURPLE, label=r"$\|K_m-K\|/\|K\|$, kernels")
+    dots += widths.plot(width.widths, width.function, "s-", color=SKY, label=r"$\|f_m-f\|/\|f\|$, predictions")
+    dots += widths.plot(
+        width.widths, width.kernel[0] * (width.widths / width.widths[0]) ** -0.5, ":", color=BLACK, label="$m^{-1/2}$"
+    )
+    widths.set(yscale="log", title="distance from the limit")
+    widths.yaxis.set_minor_formatter(NullFormatter())
+    finite.plot(width.widths, width.accuracy, "o-", color=BLUE)
+    dots.append(finite.axhline(width.limit, color=BLACK, lw=1.2, ls="--", label="limit of infinite width"))
+    finite.set(title="few images, VGG", ylabel="test accuracy, %")
+    legend_below(page, dots)
     return page
 
 
-def _curve(axis: Axes, found: dict[Any, float], source: dict[str | int, float], label: str, colour: str) -> None:
-    axis.plot(list(found), list(found.values()), "o-", color=colour, label=label)
+def _curve(axis: Axes, found: dict[Any, float], source: dict[str | int, float]) -> list[Artist]:
+    drawn: list[Artist] = list(
+        axis.plot(list(found), list(found.values()), "o-", color=BLUE, label="convolutional NTK")
+    )
     if source:
-        axis.plot([int(each) for each in source], list(source.values()), "x", color=BLACK, label="published")
+        drawn += axis.plot([int(each) for each in source], list(source.values()), "x", color=BLACK, label="published")
+    _ticks(axis, list(found))
+    return drawn
+
+
+def _ticks(axis: Axes, places: list[int]) -> None:
     axis.set_xscale("log")
-    axis.set_xticks(list(found), [str(each) for each in found])
+    axis.set_xticks(places, [str(each) for each in places])
     axis.minorticks_off()
 
 
@@ -414,7 +434,7 @@ EXPERIMENT = Experiment(
         "Kernel regression with the kernels of infinitely wide networks, for several depths, readouts and numbers of"
         " images. As a linearised network gets wider, its kernel and its predictions approach those of the limit."
     ),
-    cost={"quick": "10 s on two cores", "paper": "2 h on one GPU, with CIFAR-10 (not measured)"},
+    cost={"quick": "10 s on two cores", "paper": "20 min on one GPU, with CIFAR-10"},
     grid=grid,
     trial=trial,
     figure=figure,
