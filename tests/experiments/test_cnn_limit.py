@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from lazyscope.experiments.cnn_limit import (
+    CODED,
     PUBLISHED,
     SETTINGS,
     average_vgg,
@@ -37,6 +38,8 @@ def planted(scale: str, *, slope: float = -0.5, shift: float = 0.0, residual: fl
         elif kind in PUBLISHED:
             at: Any = point.get("depth", point.get("kernel"))
             result["test_accuracy"] = (PUBLISHED[kind].get(at, 10.0) + shift) / 100
+        elif kind == CODED:  # one more coding costs one point
+            result["test_accuracy"] = (PUBLISHED["flattened"][int(point["depth"])] - 1 + shift) / 100
         elif kind == "trained":
             result["test_accuracy"] = 0.84 - shift
         elif kind in ("limit", "finite"):
@@ -53,7 +56,7 @@ def test_claims_can_fail(scale: str) -> None:
         return [claim.holds for claim in claims(planted(scale, **changes))]
 
     assert all(held())
-    assert len(held()) == (5 if scale == "quick" else 18)
+    assert len(held()) == (5 if scale == "quick" else 19)
     assert held(slope=-0.2)[:2] == [False, False]
     assert held(residual=1e-3)[3] is False
     if scale == "paper":
@@ -64,10 +67,11 @@ def test_claims_can_fail(scale: str) -> None:
 def test_the_figure_is_drawn() -> None:
     with style():
         page = figure(planted("paper"))
-    depths, sizes, widths = page.axes
+    depths, sizes, widths, finite = page.axes
     assert np.asarray(depths.lines[0].get_xdata()).tolist() == [3, 4, 6, 11, 21]
     assert np.allclose(np.asarray(sizes.lines[1].get_ydata(), dtype=float), list(PUBLISHED["pooled"].values()))
     assert len(widths.lines) == 3
+    assert np.asarray(finite.lines[0].get_xdata()).tolist() == [1, 2, 4, 8]
 
 
 def test_finite_kernels_are_in_the_ntk_parametrisation() -> None:

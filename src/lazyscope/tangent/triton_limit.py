@@ -288,29 +288,13 @@ def pair_kernel(
     if sums.numel():
         rows = max(1, LAUNCHED // (n2 * parts))
         numbers = _numbers(layers, kernel_size, kind).to(x1.device)
+        arrays = sums, one[0], two[0], one[1], two[1], numbers
+        rotations = positions // parts if pooled else 1
+        choices = pooled, rotations, len(layers) - 1, x1.shape[1], kernel_size // 2, kind == "ntk", *blocks
         with on_device(sums):
             for start in range(0, n1, rows):
-                _pair_kernel[(min(rows, n1 - start) * n2, parts)](
-                    sums,
-                    one[0],
-                    two[0],
-                    one[1],
-                    two[1],
-                    numbers,
-                    start,
-                    n2,
-                    height,
-                    width,
-                    pooled,
-                    positions // parts if pooled else 1,
-                    len(layers) - 1,
-                    x1.shape[1],
-                    kernel_size // 2,
-                    kind == "ntk",
-                    blocks[0],
-                    blocks[1],
-                    num_warps=warps,
-                )
+                programs = min(rows, n1 - start) * n2, parts
+                _pair_kernel[programs](*arrays, start, n2, height, width, *choices, num_warps=warps)
     last = layers[-1]
     mean = (sums[..., 0] if parts == 1 else sums.sum(2)).div_(positions**2 if pooled else positions)
     return mean.add_(last.bias_rate if kind == "ntk" else last.bias_variance)
