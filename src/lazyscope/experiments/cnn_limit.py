@@ -36,7 +36,7 @@ from lazyscope.data.jpeg import coded_again
 from lazyscope.flow.precision import TF32
 from lazyscope.flow.training import Recipe, compiled, eager, evaluate, one_cycle, peak_memory, train
 from lazyscope.lab.experiment import Claim, Experiment, Params, Result, Trials
-from lazyscope.lab.fit import exponent
+from lazyscope.lab.fit import against, exponent
 from lazyscope.lab.scratch import checkpoint
 from lazyscope.lab.style import BLACK, BLUE, GREEN, ORANGE, PURPLE, RED, SKY, legend_below, panels
 from lazyscope.model.vgg import VGG11, vgg
@@ -298,7 +298,7 @@ def claims(trials: Trials) -> list[Claim]:
         Claim(
             "a VGG with average pooling: its tangent kernel over its trace tends to a limit like m^s, s = -0.5 ± 0.15",
             "-1/2 (Jacot et al. 2018: convergence)",
-            f"{slope:.2f}, and {100 * width.kernel[-1]:.1f} % apart at the largest width",
+            f"{against(slope, -0.5, 2)}, and {100 * width.kernel[-1]:.1f} % apart at the largest width",
             abs(slope + 0.5) <= 0.15,
         ),
         Claim(

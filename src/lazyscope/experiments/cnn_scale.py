@@ -275,7 +275,8 @@ def off_the_flow(trials: Trials) -> float:
     sgd = np.asarray(path.result["curve_train_accuracy"])
     times, measured = sgd_times(path.params, int(path.result["images"])), np.isfinite(sgd)
     flow_times, flow = (np.asarray(solved.result[name]) for name in ("flow_time", "flow_train_accuracy"))
-    return float(np.abs(sgd - np.interp(np.log(times), np.log(flow_times), flow))[measured].max())
+    gaps = np.abs(sgd - np.interp(np.log(times), np.log(flow_times), flow))[measured]
+    return float(gaps.max()) if gaps.size else math.nan
 
 
 def claims(trials: Trials) -> list[Claim]:

@@ -219,6 +219,8 @@ def predicted(method: str, eigenvalues: np.ndarray, weights: np.ndarray, passes:
     Returns:
         The losses after 0, 1, … passes.
     """
+    if not np.isfinite([*eigenvalues, *weights]).all():
+        return np.full(passes + 1, np.nan)
     rest = 1 - weights.sum()
     if method == "Krylov":
         space = Krylov(Dense(torch.from_numpy(np.sqrt(eigenvalues)).diag()), torch.from_numpy(np.sqrt(weights)))

@@ -23,7 +23,7 @@ SLOPE = 2.0  # the slide draws 2|x - 0.4|
 STEPS = [0.04, 0.1, 0.2, 0.5, 0.7, 1.5, 1.8, 1.96, 2.0, 2.04, 2.1]
 RECORDED = 1000  # recorded times of a run: all times of a short run, logarithmically spaced ones of a long run
 
-Row = tuple[float, str, str, list[Any]]
+Row = tuple[float | int, str, str, list[Any]]
 """The limit, the statement, the words of the source, and the numbers that must not exceed the limit."""
 
 

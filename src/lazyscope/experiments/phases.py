@@ -217,7 +217,7 @@ def claims(trials: Trials) -> list[Claim]:
         elif case == "mlp":
             inside, words = rows >= USUAL, f"{words} from at least {USUAL:g} times the usual start"
         outside[case], ratios = ratios[~inside], ratios[inside]
-        holds = bool((np.abs(np.log(ratios)) <= np.log(FACTOR)).all())
+        holds = len(ratios) > 0 and bool((np.abs(np.log(ratios)) <= np.log(FACTOR)).all())
         found.append(
             Claim(
                 f"{words}: the α where κ = 1 is within a factor {FACTOR:g} of that where the deviation is"
@@ -252,6 +252,8 @@ def claims(trials: Trials) -> list[Claim]:
 
 
 def _span(values: np.ndarray) -> str:
+    if not len(values):
+        return "nothing"
     return f"{values.min():.2f}" if len(values) == 1 else f"{values.min():.2f} to {values.max():.2f}"
 
 

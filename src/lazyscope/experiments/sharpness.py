@@ -238,7 +238,7 @@ def claims(trials: Trials) -> list[Claim]:
         Claim(
             "particles that spread a little along the flattest axis of a spike: the quotient is 2λ_min(∇²J') ± 2 %",
             "κ₀ depends on the problem, not on the number of particles",
-            "; ".join(f"λ = {p:g}: {a:.4f} against {b:.4f}, {a / b - 1:+.2%}" for p, (a, b) in spread.items()),
+            "; ".join(f"λ = {p:g}: {a:.4f}, {a / b - 1:+.2%} from {b:.4f}" for p, (a, b) in spread.items()),
             off <= 0.02,
         ),
         Claim(
