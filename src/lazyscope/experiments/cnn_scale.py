@@ -307,7 +307,11 @@ def claims(trials: Trials) -> list[Claim]:
             "α < 1 diverges or ends as a constant at step size 1, the best of 0.1, 1, 10 at α = 1; α ≥ 1 does not",
             "§3.2: α < 1 diverges at the step size that is best for α = 1",
             f"diverged at {diverged}, smallest loss of α < 1 {small:.4f}; best step size {best:g}",
-            bool(diverged) and max(diverged) < 1 and small >= 0.99 * CONSTANT and best == 1.0,
+            bool(diverged)
+            and max(diverged) < 1
+            and small >= 0.99 * CONSTANT
+            and best == 1.0
+            and math.isfinite(others[best]),
         ),
         Claim(
             f"α ≥ 10³: a plateau between {low:.0%} and {high:.0%}",
