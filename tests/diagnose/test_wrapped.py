@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import socket
 from pathlib import Path
 from typing import Any
 
@@ -32,21 +31,18 @@ def watched(wrapped: nn.Module, net: nn.Module, rows: slice = slice(None), csv: 
     return [] if monitor is None else monitor.records
 
 
-def process(rank: int, port: int, csv: Path) -> None:
+def process(rank: int, folder: Path) -> None:
     """One of two processes, each with half of the points."""
     torch.set_num_threads(1)
-    dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=2)
+    dist.init_process_group("gloo", init_method=f"file://{folder}/meeting", rank=rank, world_size=2)
     net = mlp()
-    watched(nn.parallel.DistributedDataParallel(net), net, slice(6 * rank, 6 * rank + 6), csv)
+    watched(nn.parallel.DistributedDataParallel(net), net, slice(6 * rank, 6 * rank + 6), folder / "run.csv")
     dist.destroy_process_group()
 
 
 @pytest.mark.filterwarnings("ignore")  # of torch, while it starts processes
 def test_two_processes_give_the_records_of_one(tmp_path: Path) -> None:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    spawn(process, (port, tmp_path / "run.csv"), nprocs=2)
+    spawn(process, (tmp_path,), nprocs=2)
     net = mlp()
     found, known = read(tmp_path / "run.csv"), watched(net, net)
     assert [record.step for record in found] == [2, 4, 6]

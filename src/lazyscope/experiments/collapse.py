@@ -326,7 +326,7 @@ EXPERIMENT = Experiment(
         " by the square root of the width all curves fall on one, so width and scale set the same transition to"
         " laziness, near κ = 1; averaging nets removes more of the error the lazier they are."
     ),
-    cost={"quick": "8 s on two cores", "paper": "2 min on a GPU"},
+    cost={"quick": "8 s on two cores", "paper": "3 min on a GPU"},
     grid=grid,
     trial=trial,
     figure=figure,

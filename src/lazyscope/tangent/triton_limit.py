@@ -118,7 +118,7 @@ def _apart(
 ):
     """Half the squared distance between the directions of the scales that the windows of two images see.
 
-    The second number is 1/(one·two), or 0 where one of them is 0.
+    The second number is 1/(one·two), or 0 where one of them is 0; the bound keeps it finite for tiny scales.
     """
     one = tl.where(one > 0.0, 1.0 / one, 0.0)
     two = tl.where(two > 0.0, 1.0 / two, 0.0)
@@ -128,7 +128,7 @@ def _apart(
             first = tl.load(left + at + (j * PLANE + i * STRIDE)) * one
             gap = first - tl.load(right + there + (j * PLANE + i * STRIDE)) * two
             total += gap * gap
-    return (0.5 * half * weight) * total + 0.5 * bias * (one - two) * (one - two), one * two
+    return (0.5 * half * weight) * total + 0.5 * bias * (one - two) * (one - two), tl.minimum(one * two, 1e30)
 
 
 @triton.jit
