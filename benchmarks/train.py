@@ -24,7 +24,7 @@ from torch import nn
 from lazyscope.data import cifar10
 from lazyscope.data.augment import Batches
 from lazyscope.data.images import Images
-from lazyscope.experiments.cnn_scale import square
+from lazyscope.data.one_hot import square
 from lazyscope.flow.checkpoint import Checkpoint
 from lazyscope.flow.precision import BF16, FLOAT32, TF32
 from lazyscope.flow.training import Recipe, compiled, eager, evaluate, harmonic, one_cycle, train

@@ -15,17 +15,18 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import NullFormatter
-from torch import Tensor, nn
+from torch import nn
 
 from lazyscope.data import cifar10, digits
 from lazyscope.data.augment import Batches
 from lazyscope.data.images import Images
+from lazyscope.data.layout import laid_out
+from lazyscope.data.one_hot import square
 from lazyscope.diagnose.activations import activation_stability
 from lazyscope.diagnose.drift import weight_displacement
 from lazyscope.flow.precision import TF32
@@ -79,7 +80,7 @@ def grid(scale: str) -> list[Params]:
     """List the scales α for each seed, two other step sizes at α = 1, and the tangent model solved and followed."""
     if scale == "paper":
         size: Params = {"setting": "VGG-11 on CIFAR-10", "epochs": 70, "batch": 128, "lr": 1.0}
-        alphas, seeds, iterations = [0.1, 0.3, *(10.0**k for k in range(8))], range(3), 180
+        alphas, seeds, iterations = [0.1, 0.3, 1.0, 10.0, 100.0, 1e3, 1e5, 1e7], range(3), 180
     else:
         size = {"setting": "small VGG on digits", "epochs": 10, "batch": 64, "lr": 1.0}
         alphas, seeds, iterations = [0.1, 1.0, 1e3], range(1), 40
@@ -93,12 +94,6 @@ def grid(scale: str) -> list[Params]:
         for seed in seeds
     ]
     return solved + runs + steps + path
-
-
-def square(outputs: Tensor, labels: Tensor) -> Tensor:
-    """Compute the mean over samples and outputs of (y - e_label)²."""
-    target = labels[:, None] == torch.arange(outputs.shape[1], device=labels.device)
-    return F.mse_loss(outputs, target.to(outputs.dtype))
 
 
 def trial(points: list[Params], device: torch.device) -> list[Result]:
@@ -170,7 +165,7 @@ def _solve(point: Params, device: torch.device) -> Result:
     with TF32.settings():
         solution = tangent_solve(
             model,
-            seen.normalised(),
+            laid_out(seen.normalised()),
             seen.labels,
             centred=True,
             iterations=int(point["iterations"]),
@@ -191,7 +186,7 @@ def _solve(point: Params, device: torch.device) -> Result:
             "peak_memory": peak_memory(device),
             "basis_memory": solution.memory,
         }
-        x = unseen.normalised()
+        x = laid_out(unseen.normalised())
         found = {
             "train": [*flow.outputs, solution.outputs],
             "test": [solution.predict(x, batch=2 * setting.size, at=v) for v in (*flow.v, solution.v)],

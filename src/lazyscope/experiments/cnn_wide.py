@@ -27,6 +27,7 @@ from lazyscope.data import cifar10, digits
 from lazyscope.data.augment import Batches
 from lazyscope.data.images import Images
 from lazyscope.data.jpeg import coded_again
+from lazyscope.data.layout import laid_out
 from lazyscope.diagnose.activations import activation_stability
 from lazyscope.flow.precision import BF16, FLOAT32, TF32, Precision
 from lazyscope.flow.training import Recipe, compiled, eager, evaluate, one_cycle, peak_memory, train
@@ -126,7 +127,7 @@ SETTINGS = {
         flips=True,
         precision=BF16,
         rounded=torch.bfloat16,
-        size=500,
+        size=1000,
         held=5000,
         probe=2000,
         filters=262_144,
@@ -215,11 +216,10 @@ def _linearised(point: Params, device: torch.device) -> Result:
     fitted, held = seen[: len(seen) - setting.held], seen[len(seen) - setting.held :]
     model = Model(setting.nets[str(point["row"]).split()[1]](0)).to(device)
     began, folder, iterations = time.perf_counter(), scratch(), int(point["iterations"])
-    layout = torch.channels_last if device.type == "cuda" else torch.contiguous_format
     with TF32.settings():
         solution = tangent_solve(
             model,
-            fitted.normalised().contiguous(memory_format=layout),
+            laid_out(fitted.normalised()),
             fitted.labels,
             centred=True,
             iterations=iterations,
@@ -234,7 +234,7 @@ def _linearised(point: Params, device: torch.device) -> Result:
 
         def accuracies(at: float, half: bool) -> tuple[float, float]:
             (v,) = solution.flow([at], iterations=iterations // 2 if half else None).v
-            sides = [_accuracy(solution, v, side, setting.size, layout) for side in (held, unseen)]
+            sides = [_accuracy(solution, v, side, setting.size) for side in (held, unseen)]
             return sides[0], sides[1]
 
         times = TIMES * len(fitted)
@@ -264,8 +264,8 @@ def _linearised(point: Params, device: torch.device) -> Result:
     }
 
 
-def _accuracy(solution: TangentSolution, v: object, images: Images, size: int, layout: torch.memory_format) -> float:
-    x = images.normalised().contiguous(memory_format=layout)
+def _accuracy(solution: TangentSolution, v: object, images: Images, size: int) -> float:
+    x = laid_out(images.normalised())
     outputs: Tensor = solution.predict(x, batch=size, at=v)  # type: ignore[arg-type]
     return float((outputs.argmax(1) == images.labels).double().mean())
 

@@ -21,7 +21,8 @@ from torch import Tensor, nn
 from lazyscope.data import cifar10, digits
 from lazyscope.data.augment import Batches
 from lazyscope.data.images import Images
-from lazyscope.experiments.cnn_scale import square
+from lazyscope.data.layout import laid_out
+from lazyscope.data.one_hot import square
 from lazyscope.flow.precision import TF32
 from lazyscope.flow.training import Recipe, compiled, eager, evaluate, train
 from lazyscope.lab.experiment import Claim, Experiment, Params, Result, Trials
@@ -59,7 +60,7 @@ class Setting:
 
 
 SETTINGS = {
-    "VGG-11 on CIFAR-10": Setting(VGG11, lambda: cifar10.images("train"), 100, 160, 2000, 1000),
+    "VGG-11 on CIFAR-10": Setting(VGG11, lambda: cifar10.images("train"), 100, 120, 2000, 1000),
     "small VGG on digits": Setting(
         (12, "pool", 24, "pool", 48, 48, "pool"), lambda: digits.images(seed=0)[:128], 20, 40, 128, 128
     ),
@@ -91,7 +92,7 @@ class _Problem:
         self.images = setting.images().to(device)
         net = vgg(setting.layers, outputs=CLASSES, channels=self.images.pixels.shape[1], seed=0)
         self.model = Model(net).to(device)
-        self.jacobian = JacobianOperator(self.model, self.images.normalised(), batch=setting.size)
+        self.jacobian = JacobianOperator(self.model, laid_out(self.images.normalised()), batch=setting.size)
         one_hot = self.images.labels[:, None] == torch.arange(CLASSES, device=device)
         self.target = one_hot.double().flatten()
 
