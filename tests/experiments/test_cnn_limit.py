@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 import pytest
 import torch
@@ -24,7 +22,7 @@ from lazyscope.lab.style import style
 from lazyscope.model.base import Model
 
 
-def planted(scale: str, *, slope: float = -0.5, shift: float = 0.0, residual: float = 0.0) -> Trials:
+def planted(scale: str, *, slope: float = -0.5, shift: float = 0.0, residual: float = 0.0, cost: float = 1.0) -> Trials:
     """Trials with the published accuracies, and finite nets that tend to their limit at a given rate."""
     trials = []
     for point in grid(scale):
@@ -36,10 +34,9 @@ def planted(scale: str, *, slope: float = -0.5, shift: float = 0.0, residual: fl
                 name = f"test_accuracy_{n}" if halvings else "test_accuracy"
                 result[name] = (PUBLISHED[kind].get(n, 10.0 + n) + shift) / 100
         elif kind in PUBLISHED:
-            at: Any = point.get("depth", point.get("kernel"))
-            result["test_accuracy"] = (PUBLISHED[kind].get(at, 10.0) + shift) / 100
-        elif kind == CODED:  # one more coding costs one point
-            result["test_accuracy"] = (PUBLISHED["flattened"][int(point["depth"])] - 1 + shift) / 100
+            result["test_accuracy"] = (PUBLISHED[kind].get(int(point["depth"]), 10.0) + shift) / 100
+        elif kind == CODED:
+            result["test_accuracy"] = (PUBLISHED["flattened"][int(point["depth"])] - cost + shift) / 100
         elif kind == "trained":
             result["test_accuracy"] = 0.84 - shift
         elif kind in ("limit", "finite"):
@@ -56,12 +53,16 @@ def test_claims_can_fail(scale: str) -> None:
         return [claim.holds for claim in claims(planted(scale, **changes))]
 
     assert all(held())
-    assert len(held()) == (5 if scale == "quick" else 19)
+    assert len(held()) == (5 if scale == "quick" else 17)
     assert held(slope=-0.2)[:2] == [False, False]
     assert held(residual=1e-3)[3] is False
     if scale == "paper":
         assert held(shift=4.0)[2] is False
-        assert not any(held(shift=4.0)[6:])
+        assert not any(held(shift=4.0)[8:13])
+        assert all(held(shift=-2.4)[8:13]), "one more coding costs a point"
+        assert not any(held(shift=-2.6)[8:13])
+        assert held(cost=2.0)[7] is False
+        assert not any(held(shift=-5.0)[13:])
 
 
 def test_the_figure_is_drawn() -> None:

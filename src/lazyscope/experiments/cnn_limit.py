@@ -2,8 +2,8 @@
 
 Flattened readouts and their labels follow Arora et al. (2019): ReLU, 3×3 convolutions with weights of variance 2 over
 their fan-in, no biases, all layers trained, no ridge, and labels 0.9 and -0.1, which are centred one-hot labels for
-classes of equal size. Pooled readouts follow Arora et al. (2020), where the first and the last layer are fixed. The
-fully connected networks are those of Yang, Santacroce and Hu (2022), with one hidden layer and a ridge of 10⁻⁴.
+classes of equal size. Pooled readouts follow Arora et al. (2020), where the first and the last layer are fixed. Fully
+connected networks have one hidden layer here; `dense-limit` has deeper ones, and their published accuracies.
 
 Section 3.2 of Chizat, Oyallon and Bach studies finite linearised nets. Max-pooling has no limit in closed form, so that
 they are compared with their limit for average pooling.
@@ -52,17 +52,15 @@ CODED = "flattened, coded again"
 
 PUBLISHED: dict[str, dict[str | int, float]] = {
     FLAT: {3: 64.47, 4: 65.52, 6: 66.03, 11: 65.90, 21: 64.09},
-    DENSE: {"nngp": 58.92, "ntk": 59.63},
     POOLED: {160: 30.48, 320: 36.57, 640: 42.63, 1280: 48.86},
 }
-"""Test accuracies on CIFAR-10 in %: Arora et al. (2019), Table 1; Yang, Santacroce and Hu (2022), Table 1; Arora et al.
-(2020), 14 layers."""
+"""Test accuracies on CIFAR-10 in %: Arora et al. (2019), Table 1; Arora et al. (2020), 14 layers."""
 
 NEAR = 1.5
 """The points by which an accuracy may differ from a published one, whose images were not coded with losses."""
 
 RIDGE = 1e-4
-"""The ridge of Yang, Santacroce and Hu, relative to the mean of the diagonal."""
+"""The ridge of fully connected networks, relative to the mean of the diagonal."""
 
 
 @dataclass(frozen=True)
@@ -353,25 +351,24 @@ def _published(trials: Trials, flat: dict[Any, float]) -> list[Claim]:
     cost = flat[depth] - coded
     found.append(
         Claim(
-            f"flattened, depth {depth}: the published accuracy is reached within {NEAR} points when the cost of one"
-            " more coding of the images as JPEG is added",
-            f"{PUBLISHED[FLAT][depth]:g} %, for images without losses",
-            f"{flat[depth]:.1f} % + {cost:.1f} points, {flat[depth] + cost - PUBLISHED[FLAT][depth]:+.1f} points",
-            abs(flat[depth] + cost - PUBLISHED[FLAT][depth]) <= NEAR,
+            f"flattened, depth {depth}: coding the images as JPEG once more costs less than {NEAR} points",
+            "the images of the sources were not coded with losses",
+            f"{cost:+.1f} points",
+            cost < NEAR,
         )
     )
-    rows = {(FLAT, "depth"): flat, (DENSE, "kernel"): accuracies(trials, DENSE, "kernel")}
-    for (kind, name), row in {**rows, (POOLED, "images"): pooled_accuracies(trials)}.items():
+    for kind, row in {FLAT: flat, POOLED: pooled_accuracies(trials)}.items():
         tests = int(trials.where(kind=kind)[0].params["tests"])
         for at, each in row.items():
             error = 100 * math.sqrt(each / 100 * (1 - each / 100) / tests)
-            near, source = max(NEAR, 2 * error), PUBLISHED[kind][at]
+            near, off = max(NEAR, 2 * error), each - PUBLISHED[kind][at]
             found.append(
                 Claim(
-                    f"{kind}, {name} {at}: within {near:.1f} points of the published accuracy",
-                    f"{source:g} %",
-                    f"{each:.1f} %, {each - source:+.1f} points",
-                    abs(each - source) <= near,
+                    f"{kind}, {'depth' if kind == FLAT else 'images'} {at}: within {near:.1f} points of the published"
+                    " accuracy, less what coding once more costs",
+                    f"{PUBLISHED[kind][at]:g} %",
+                    f"{each:.1f} %, {off:+.1f} points, {off + cost:+.1f} without that cost",
+                    -near - max(cost, 0.0) <= off <= near,
                 )
             )
     return found
@@ -384,9 +381,8 @@ def figure(trials: Trials) -> Figure:
     published = trials[0].params["setting"] == "CIFAR-10"
     dots = _curve(depths, accuracies(trials, FLAT, "depth"), PUBLISHED[FLAT] if published else {})
     for (kernel, each), colour in zip(accuracies(trials, DENSE, "kernel").items(), (GREEN, ORANGE), strict=True):
-        dots.append(depths.axhline(each, color=colour, lw=1.2, label=f"fully connected {str(kernel).upper()}"))
-        if published:
-            depths.axhline(PUBLISHED[DENSE][str(kernel)], color=colour, lw=0.8, ls=":")
+        label = f"fully connected {str(kernel).upper()}, one hidden layer"
+        dots.append(depths.axhline(each, color=colour, lw=1.2, label=label))
     trained = 100 * float(trials.where(kind=TRAINED)[0].result["test_accuracy"])
     dots.append(depths.axhline(trained, color=RED, lw=1.2, label="trained VGG"))
     depths.set(title="all images, flattened", xlabel="depth", ylabel="test accuracy, %")
@@ -428,7 +424,7 @@ def _ticks(axis: Axes, places: list[int]) -> None:
 
 EXPERIMENT = Experiment(
     name="cnn-limit",
-    source="Arora et al. 2019 and 2020; Yang, Santacroce, Hu 2022 (a new figure, beside Figure 3 of Chizat et al.)",
+    source="Arora et al. 2019 and 2020 (a new figure, beside Figure 3 of Chizat et al.)",
     title="Infinitely wide networks on images, beside finite linearised and trained ones",
     caption=(
         "Kernel regression with the kernels of infinitely wide networks, for several depths, readouts and numbers of"

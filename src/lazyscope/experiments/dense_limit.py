@@ -1,0 +1,191 @@
+"""Infinitely wide fully connected networks on images: kernel regression for several depths, with and without biases.
+
+The published accuracies are those of Yang, Santacroce and Hu (2022). Their commands say depth 2, which counts hidden
+layers, weights of variance 1, a ridge of 10⁻⁴ that is not relative to the kernel, and biases that start at 0 and are
+trained in the NTK only. Their code multiplies the derivatives of ReLU by √2, but not its outputs, so that the rates of
+the layers are 4, 2 and 1. It also evaluates the kernel of the derivatives at the correlation after the ReLU instead of
+before it; the NTK here does not, which changed the accuracy by 0.1 points for 8000 images.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from matplotlib.figure import Figure
+from torch import Tensor
+
+from lazyscope.data import cifar10, digits
+from lazyscope.data.images import Images
+from lazyscope.lab.experiment import Claim, Experiment, Params, Result, Trials
+from lazyscope.lab.style import BLACK, BLUE, GREEN, ORANGE, panels
+from lazyscope.tangent.limit_dense import limit_kernel_dense
+from lazyscope.tangent.regression import kernel_regression
+
+NNGP, NTK, BIASES = "NNGP", "NTK", "NTK with biases"
+PUBLISHED = {NNGP: 58.92, BIASES: 59.63}
+"""Test accuracies on CIFAR-10 in %, of networks with two hidden layers (Yang, Santacroce and Hu 2022, Table 1)."""
+
+NEAR = 1.5
+"""The points by which an accuracy may differ from a published one, whose images were not coded with losses."""
+
+RIDGE = 1e-4
+
+
+def _digits() -> tuple[Images, Images]:
+    found = digits.images(seed=0)
+    return found[:512], found[512:1536]
+
+
+SETTINGS: dict[str, Callable[[], tuple[Images, Images]]] = {
+    "CIFAR-10": lambda: (cifar10.images("train"), cifar10.images("test")),
+    "digits": _digits,
+}
+
+
+def grid(scale: str) -> list[Params]:
+    """List the kernels for several numbers of hidden layers."""
+    setting = "CIFAR-10" if scale == "paper" else "digits"
+    return [
+        {"setting": setting, "kernel": kernel, "hidden": hidden}
+        for kernel in (NNGP, NTK, BIASES)
+        for hidden in (1, 2, 3, 5)
+    ]
+
+
+def trial(points: list[Params], device: torch.device) -> list[Result]:
+    """Fit a kernel regression on all training images, and measure its accuracies."""
+    return [_fitted(point, *(side.to(device) for side in SETTINGS[str(point["setting"])]())) for point in points]
+
+
+def _fitted(point: Params, seen: Images, unseen: Images) -> Result:
+    x, new = (side.normalised().flatten(1) for side in (seen, unseen))
+    x, new = x / math.sqrt(x.shape[1]), new / math.sqrt(x.shape[1])
+    options = _options(point)
+    kernel, cross = limit_kernel_dense(x, **options), limit_kernel_dense(new, x, **options)
+    # kernel_regression takes a ridge relative to the mean of the diagonal
+    diagonal = float(kernel.diagonal().double().mean())
+    fit = kernel_regression(kernel, None, _labels(seen.labels), ridge=RIDGE / diagonal)
+    return {
+        "test_accuracy": fit.accuracy(cross, unseen.labels),
+        "train_accuracy": fit.accuracy(kernel, seen.labels),
+        "residual": float(fit.solution.residuals.max()),
+        "diagonal": diagonal,
+    }
+
+
+def _labels(classes: Tensor) -> Tensor:
+    return F.one_hot(classes.long(), 10).double() - 0.5
+
+
+def _options(point: Params) -> dict[str, Any]:
+    """The arguments of `limit_kernel_dense`."""
+    kernel, hidden = str(point["kernel"]), int(point["hidden"])
+    options: dict[str, Any] = {"depth": hidden + 1, "weight_variance": 1.0}
+    if kernel == NNGP:
+        return {**options, "kind": "nngp"}
+    if kernel == NTK:
+        return options
+    rates = [2.0 ** (hidden - layer) for layer in range(hidden + 1)]
+    return {**options, "weight_rate": rates, "bias_rate": rates}
+
+
+def curves(trials: Trials) -> dict[str, dict[int, float]]:
+    """Return the test accuracies in %, by kernel and number of hidden layers.
+
+    Args:
+        trials: All trials.
+
+    Returns:
+        The accuracies.
+    """
+    found: dict[str, dict[int, float]] = {}
+    for each in trials:
+        accuracy = 100 * float(each.result["test_accuracy"])
+        found.setdefault(str(each.params["kernel"]), {})[int(each.params["hidden"])] = accuracy
+    return found
+
+
+def claims(trials: Trials) -> list[Claim]:
+    """Compare with published accuracies, and check the order of the kernels and the fit."""
+    found, published = curves(trials), trials[0].params["setting"] == "CIFAR-10"
+    fit = float(trials.column("train_accuracy").min())
+    least = 0.95 if published else 0.99
+    gains = {hidden: found[NTK][hidden] - found[NNGP][hidden] for hidden in found[NNGP]}
+    checked = [
+        Claim(
+            f"all kernels fit the training images: accuracy ≥ {least:.0%}",
+            "a small ridge",
+            f"{fit:.2%}",
+            fit >= least,
+        )
+    ]
+    if not published:
+        return [
+            *checked,
+            Claim(
+                "the classes of digits are learned by every kernel: test accuracy ≥ 95 %",
+                "not in the source",
+                f"{min(min(each.values()) for each in found.values()):.1f} %",
+                min(min(each.values()) for each in found.values()) >= 95,
+            ),
+        ]
+    checked += [
+        Claim(
+            f"{kernel}, two hidden layers: within {NEAR} points of the published accuracy",
+            f"{source:g} %",
+            f"{found[kernel][2]:.1f} %, {found[kernel][2] - source:+.1f} points",
+            abs(found[kernel][2] - source) <= NEAR,
+        )
+        for kernel, source in PUBLISHED.items()
+    ]
+    return [
+        *checked,
+        Claim(
+            "at one and two hidden layers the NTK does better than the NNGP, and less so at two",
+            f"{PUBLISHED[BIASES] - PUBLISHED[NNGP]:+.1f} points at two layers",
+            ", ".join(f"{hidden}: {gain:+.1f}" for hidden, gain in gains.items()) + " points",
+            gains[1] > gains[2] > 0,
+        ),
+    ]
+
+
+COLOURS = {NNGP: GREEN, NTK: ORANGE, BIASES: BLUE}
+
+
+def figure(trials: Trials) -> Figure:
+    """Draw test accuracies by the number of hidden layers."""
+    page, axes = panels(1, 1, width=4.4, height=3.4)
+    axis = axes[0, 0]
+    for kernel, curve in curves(trials).items():
+        axis.plot(list(curve), list(curve.values()), "o-", color=COLOURS[kernel], label=kernel)
+    if trials[0].params["setting"] == "CIFAR-10":
+        for kernel, source in PUBLISHED.items():
+            label = "published" if kernel == NNGP else None
+            axis.plot(2, source, "x", color=BLACK, mec=COLOURS[kernel], mew=1.6, ms=7, label=label)
+    depths = np.unique(trials.column("hidden"))
+    axis.set_xticks(depths, [str(each) for each in depths])
+    axis.set(title=str(trials[0].params["setting"]), xlabel="hidden layers", ylabel="test accuracy (%)")
+    axis.legend(loc="lower right")
+    return page
+
+
+EXPERIMENT = Experiment(
+    name="dense-limit",
+    source="Yang, Santacroce, Hu 2022, Table 1 (a new figure, beside cnn-limit)",
+    title="Infinitely wide fully connected networks on images",
+    caption=(
+        "Kernel regression on images with the kernels of fully connected networks of infinite width, for several"
+        " numbers of hidden layers. A second layer helps most, and the tangent kernel, which trains all layers, does"
+        " better than the kernel of networks of which only the last layer is trained (NNGP)."
+    ),
+    cost={"quick": "2 s on two cores", "paper": "1 min on one GPU, with CIFAR-10"},
+    grid=grid,
+    trial=trial,
+    figure=figure,
+    claims=claims,
+)
