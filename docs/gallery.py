@@ -1,16 +1,19 @@
 """Fill the Figures page when the site is built, with all experiments and the outcomes in `docs/outcomes`.
 
+A mark such as `<!-- figure cnn-scale -->` on any page is replaced by that figure, with its claims.
+
 `lazyscope record` writes the outcomes that are missing or stale; their trials are not committed.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from html import escape
 from pathlib import Path
 from typing import Any
 
-from lazyscope.experiments import experiments
+from lazyscope.experiments import experiments, find
 from lazyscope.lab import Claim, Experiment
 from lazyscope.lab.experiment import SCALES
 from lazyscope.lab.outcome import Outcome
@@ -19,6 +22,7 @@ from lazyscope.lab.report import measured, said
 from lazyscope.lab.story import by_publication
 
 MARK = "<!-- gallery -->"
+ONE = re.compile(r"<!-- figure ([a-z-]+) -->")
 STALE = (
     '<small class="stale">⚠ Stale: this record was made with a different version of the code. The tests check the'
     " claims at quick scale with the current version.</small>"
@@ -27,7 +31,8 @@ OUTCOMES = Path(__file__).parent / "outcomes"
 
 
 def on_page_markdown(markdown: str, **_: Any) -> str:
-    """Replace the mark by the gallery. MkDocs calls this for every page."""
+    """Replace the marks by the gallery, or by one figure. MkDocs calls this for every page."""
+    markdown = ONE.sub(lambda mark: entry(find(mark[1])), markdown)
     if MARK not in markdown:
         return markdown
     parts: list[str] = []

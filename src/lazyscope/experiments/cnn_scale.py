@@ -80,7 +80,7 @@ def grid(scale: str) -> list[Params]:
     """List the scales α for each seed, two other step sizes at α = 1, and the tangent model solved and followed."""
     if scale == "paper":
         size: Params = {"setting": "VGG-11 on CIFAR-10", "epochs": 70, "batch": 128, "lr": 1.0}
-        alphas, seeds, iterations = [0.1, 0.3, 1.0, 10.0, 100.0, 1e3, 1e5, 1e7], range(3), 180
+        alphas, seeds, iterations = [0.1, 0.3, *(10.0**k for k in range(8))], range(3), 180
     else:
         size = {"setting": "small VGG on digits", "epochs": 10, "batch": 64, "lr": 1.0}
         alphas, seeds, iterations = [0.1, 1.0, 1e3], range(1), 40
