@@ -70,7 +70,9 @@ STATEMENTS: dict[str, list[Statement]] = {
         Statement("Figure 3(a)", "VGG-11 against α", ("cnn-scale",), "Figure 3(a)"),
         Statement("Figure 3(b)", "wide convolutional nets, and linear ones", ("cnn-wide",), "Figure 3(b)"),
         Statement("§3.2", "the linear model is ill-conditioned", ("conditioning",), "Section 3.2"),
-        Statement("§3.2", "linearised nets and their limit of infinite width", ("cnn-limit",), "Section 3.2"),
+        Statement(
+            "§3.2", "linearised nets and their limit of infinite width", ("cnn-limit", "dense-limit"), "Section 3.2"
+        ),
     ],
     SUPPLEMENT: [
         Statement("A.2, Eq. (8), Figure 4", "limit of the tangent kernel", ("kernel-limit",), "Figure 4"),

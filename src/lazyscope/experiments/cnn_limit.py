@@ -430,7 +430,7 @@ EXPERIMENT = Experiment(
         "Kernel regression with the kernels of infinitely wide networks, for several depths, readouts and numbers of"
         " images. As a linearised network gets wider, its kernel and its predictions approach those of the limit."
     ),
-    cost={"quick": "10 s on two cores", "paper": "20 min on one GPU, with CIFAR-10 (not measured)"},
+    cost={"quick": "10 s on two cores", "paper": "25 min on one GPU, with CIFAR-10"},
     grid=grid,
     trial=trial,
     figure=figure,
