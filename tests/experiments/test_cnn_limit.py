@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 import pytest
 import torch
+from torch import Tensor
 
 from lazyscope.experiments.cnn_limit import (
     CODED,
@@ -20,6 +23,7 @@ from lazyscope.experiments.cnn_limit import (
 from lazyscope.lab.experiment import Result, Trial, Trials
 from lazyscope.lab.style import style
 from lazyscope.model.base import Model
+from lazyscope.tangent.limit_convolution import limit_kernel_convolution
 
 
 def planted(scale: str, *, slope: float = -0.5, shift: float = 0.0, residual: float = 0.0, cost: float = 1.0) -> Trials:
@@ -82,3 +86,50 @@ def test_finite_kernels_are_in_the_ntk_parametrisation() -> None:
     rates = [torch.full((w.numel(),), variance(name, w)) for name, w in model.params.items()]
     jacobian = model.jacobian(x)
     torch.testing.assert_close(finite_kernel(net, x, None), (jacobian * torch.cat(rates).double()) @ jacobian.T)
+
+
+SIDE = 5
+
+
+def summed(s: Tensor) -> Tensor:
+    """The sum of a covariance of positions over common shifts within 3×3, with zeros outside."""
+    padded = torch.nn.functional.pad(s, [1] * 8)
+    shifts = [(a, b) for a in range(3) for b in range(3)]
+    return torch.stack([padded[a : a + SIDE, b : b + SIDE, a : a + SIDE, b : b + SIDE] for a, b in shifts]).sum(0)
+
+
+def activated(s: Tensor, t: Tensor, left: Tensor, right: Tensor) -> tuple[Tensor, Tensor]:
+    sizes = left[:, :, None, None] * right
+    angle = torch.acos((s / sizes).clamp(-1, 1))
+    after = (angle.sin() + (math.pi - angle) * angle.cos()) * sizes / (9 * math.pi)
+    return after, t * (math.pi - angle) / (9 * math.pi) + after
+
+
+def source_kernel(x: Tensor, z: Tensor, depth: int, pooled: bool) -> float:
+    """The kernel of two images in the order of operations of Arora et al. (2019), Section 4.3, position by position.
+
+    Pooled kernels leave out the first and the last layer.
+    """
+
+    def first(a: Tensor, b: Tensor) -> Tensor:
+        return summed(torch.einsum("cxy,cuv->xyuv", a, b))
+
+    s, own = first(x, z), [first(x, x), first(z, z)]
+    t = torch.zeros_like(s) if pooled else s
+    for layer in range(1, depth):
+        left, right = (each.reshape(SIDE**2, SIDE**2).diagonal().reshape(SIDE, SIDE).sqrt() for each in own)
+        s, t = activated(s, t, left, right)
+        own = [activated(each, each, size, size)[0] for each, size in zip(own, (left, right), strict=True)]
+        if layer < depth - 1:
+            s, t, own = summed(s), summed(t), [summed(each) for each in own]
+    return float((t - s).mean()) if pooled else float(t.reshape(SIDE**2, SIDE**2).trace())
+
+
+@pytest.mark.parametrize(("depth", "pooled"), [(3, False), (6, False), (4, True), (5, True)])
+def test_the_kernels_are_those_of_the_source_up_to_a_factor(depth: int, pooled: bool) -> None:
+    x = torch.randn(3, 3, SIDE, SIDE, dtype=torch.float64, generator=torch.Generator().manual_seed(depth))
+    x[2] = x[0] + 0.1 * x[1]
+    rates = [0.0, *[2.0] * (depth - 2), 0.0] if pooled else None
+    found = limit_kernel_convolution(x, depth=depth, pooled=pooled, weight_variance=2.0, weight_rate=rates)
+    source = torch.tensor([[source_kernel(a, b, depth, pooled) for b in x] for a in x], dtype=torch.float64)
+    torch.testing.assert_close(found / found[0, 0], source / source[0, 0], rtol=1e-6, atol=0)
