@@ -319,3 +319,11 @@ def test_loaders_that_give_other_batches_each_time_are_refused() -> None:
         tangent.tangent_solve(model, DataLoader(TensorDataset(x), batch_size=4))
     with pytest.raises(InputError, match="There are no targets"):
         tangent.tangent_solve(model, x)
+
+
+def test_the_largest_eigenvalue_is_that_of_the_kernel() -> None:
+    model, (x, y) = network(3, 6, 2, seed=1), data(12, 3, 2, seed=1)
+    jacobian = model.jacobian(x)
+    largest = float(torch.linalg.eigvalsh(jacobian @ jacobian.T)[-1])
+    assert tangent.tangent_solve(model, x, y).largest == pytest.approx(largest, rel=1e-9)
+    assert tangent.tangent_solve(model, x, y, iterations=2).largest <= largest * (1 + 1e-9), "a lower bound"
