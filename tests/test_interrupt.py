@@ -47,6 +47,8 @@ for name, run in runs.items():
         print("finished", flush=True)
     except KeyboardInterrupt:
         print("interrupted", flush=True)
+    except RuntimeError as error:  # if the signal comes while torch.vmap begins, torch fails as it cleans up
+        print("interrupted" if isinstance(error.__context__, KeyboardInterrupt) else repr(error), flush=True)
 """
 
 
