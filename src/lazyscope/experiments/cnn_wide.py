@@ -408,7 +408,8 @@ def claims(trials: Trials) -> list[Claim]:
     points = f"{100 * table.setting.stable:g}"
     found.append(
         Claim(
-            f"stable: twice the epochs or iterations change the test accuracy by less than {points} points",
+            "stable: twice the epochs, or the iterations at the same time of the flow, change the test accuracy by"
+            f" less than {points} points",
             "§3.2: until the test accuracy stabilizes",
             ", ".join(f"{row} {100 * change:+.2f}" for row, change in table.change.items()),
             all(abs(change) < table.setting.stable for change in table.change.values()),

@@ -22,7 +22,7 @@ from torch import Tensor
 from lazyscope.data import cifar10, digits
 from lazyscope.data.images import Images
 from lazyscope.lab.experiment import Claim, Experiment, Params, Result, Trials
-from lazyscope.lab.style import BLACK, BLUE, GREEN, ORANGE, panels
+from lazyscope.lab.style import BLACK, BLUE, GREEN, ORANGE, legend_below, panels
 from lazyscope.tangent.limit_dense import limit_kernel_dense
 from lazyscope.tangent.regression import kernel_regression
 
@@ -166,11 +166,11 @@ def figure(trials: Trials) -> Figure:
     if trials[0].params["setting"] == "CIFAR-10":
         for kernel, source in PUBLISHED.items():
             label = "published" if kernel == NNGP else None
-            axis.plot(2, source, "x", color=BLACK, mec=COLOURS[kernel], mew=1.6, ms=7, label=label)
+            axis.plot(2, source, "x", color=BLACK, mec=COLOURS[kernel], mew=1.6, ms=7, ls="", label=label)
     depths = np.unique(trials.column("hidden"))
     axis.set_xticks(depths, [str(each) for each in depths])
     axis.set(title=str(trials[0].params["setting"]), xlabel="hidden layers", ylabel="test accuracy (%)")
-    axis.legend(loc="lower right")
+    legend_below(page, list(axis.get_legend_handles_labels()[0]))
     return page
 
 
