@@ -59,7 +59,7 @@ def test_claims_can_fail() -> None:
 
 def test_every_claim_of_a_row_prints_the_difference_from_the_source() -> None:
     measured = {claim.text.partition(":")[0]: claim.measured for claim in claims(planted(standard_VGG=0.9))}
-    assert measured["standard VGG"] == "90.0 %, +0.3 points"
+    assert measured["standard VGG"] == "90.0 %, +0.3 points, width ×8"
 
 
 def test_rows_stand_in_the_order_of_the_table() -> None:
@@ -81,7 +81,7 @@ def test_the_figure_shows_every_row_and_the_source() -> None:
         float(np.asarray(line.get_xdata())[0]) for line in bars.get_lines() if len(np.asarray(line.get_xdata())) == 2
     ]
     assert ticks == [test for test, _ in SOURCE.values()]
-    assert len(flows.get_lines()) == 4
+    assert len(flows.get_lines()) == 8, "two widths of two nets, each with half of the iterations"
     assert len(curves.get_lines()) == 4
 
 
@@ -101,7 +101,7 @@ def test_nets_of_the_two_scales_have_the_same_kinds_of_layers() -> None:
 
     paper = {"VGG": vgg11(width=0.25), "ResNet": resnet18(width=0.25)}  # the kinds do not depend on the width
     for name, large in paper.items():
-        small = SETTINGS["digits"].nets[name](0)
+        small = SETTINGS["digits"].nets[name](1.0)
         assert kinds(small) == kinds(large)
         assert small(torch.zeros(2, 1, SIDE, SIDE)).shape == large(torch.zeros(2, 3, 32, 32)).shape == (2, 10)
 

@@ -3,7 +3,8 @@
 The source trains linearised nets by SGD at α = 10⁷ until the test accuracy is stable. SGD makes little progress on
 their ill-conditioned least squares, so here the gradient flow of the tangent model is computed in a Krylov space, and
 stopped at the time that is best for held-out training images. Half of the iterations, at the same time, show whether it
-is stable. Standard nets are the plain modules, trained for some number of epochs and for twice as many.
+is stable. Narrower linearised nets show what the width changes. Standard nets are the plain modules, trained for some
+number of epochs and for twice as many.
 
 Longer than 350 lines because the table has four kinds of rows.
 """
@@ -33,7 +34,7 @@ from lazyscope.flow.precision import BF16, FLOAT32, TF32, Precision
 from lazyscope.flow.training import Recipe, compiled, eager, evaluate, one_cycle, peak_memory, train
 from lazyscope.lab.experiment import Claim, Experiment, Params, Result, Trial, Trials
 from lazyscope.lab.scratch import checkpoint, scratch
-from lazyscope.lab.style import BLACK, BLUE, GREEN, ORANGE, panels
+from lazyscope.lab.style import BLACK, BLUE, GREEN, ORANGE, SKY, panels
 from lazyscope.model.base import Model
 from lazyscope.model.initialise import xavier_
 from lazyscope.model.resnet import Block, resnet18
@@ -63,9 +64,8 @@ class Setting:
     """The data of a scale, its two nets, and the smallest test accuracy of each row."""
 
     images: Callable[[], tuple[Images, Images]]
-    nets: dict[str, Callable[[int], nn.Module]]
-    narrow: Callable[[int], nn.Module]
-    """The net for images that are coded again."""
+    nets: dict[str, Callable[[float], nn.Module]]
+    """The nets as functions of their width, relative to that of their authors."""
     padding: int
     flips: bool
     precision: Precision
@@ -101,32 +101,35 @@ def _digits() -> tuple[Images, Images]:
     return placed[:512], placed[1024:1536]
 
 
-def _small_resnet(seed: int) -> nn.Module:
+def _small_resnet(width: float) -> nn.Module:
     """Build a smaller version of ResNet-18 for small images: a stem and two stages of one block."""
+    one, two, three = (int(width * channels) for channels in (8, 16, 32))
     net = nn.Sequential(
-        nn.Conv2d(1, 8, 3, 1, 1),
+        nn.Conv2d(1, one, 3, 1, 1),
         nn.ReLU(),
-        Block(8, 16, 2),
-        Block(16, 32, 2),
+        Block(one, two, 2),
+        Block(two, three, 2),
         nn.AdaptiveAvgPool2d(1),
         nn.Flatten(),
-        nn.Linear(32, 10),
+        nn.Linear(three, 10),
     )
-    return xavier_(net, 1.2, seed)
+    return xavier_(net, 1.2, 0)
+
+
+SMALL_VGG = (8, "pool", 16, "pool", 32, 32, "pool")
 
 
 SETTINGS = {
     "CIFAR-10": Setting(
         lambda: (cifar10.images("train"), cifar10.images("test")),
         {
-            "VGG": lambda seed: vgg11(width=8, gain=1.3, seed=seed),
-            "ResNet": lambda seed: resnet18(width=7, gain=1.2, seed=seed),
+            "VGG": lambda width: vgg11(width=width, gain=1.3, seed=0),
+            "ResNet": lambda width: resnet18(width=width, gain=1.2, seed=0),
         },
-        lambda seed: vgg11(width=2, gain=1.3, seed=seed),
         padding=4,
         flips=True,
         precision=BF16,
-        rounded=torch.bfloat16,
+        rounded=torch.float16,  # bfloat16 cost three points at width 1
         size=1000,
         held=5000,
         probe=2000,
@@ -138,10 +141,9 @@ SETTINGS = {
     "digits": Setting(
         _digits,
         {
-            "VGG": lambda seed: vgg((8, "pool", 16, "pool", 32, 32, "pool"), channels=1, gain=1.3, seed=seed),
+            "VGG": lambda width: vgg(SMALL_VGG, width=width, channels=1, gain=1.3, seed=0),
             "ResNet": _small_resnet,
         },
-        lambda seed: vgg((8, "pool", 16, "pool", 32, 32, "pool"), channels=1, gain=1.3, seed=seed),
         padding=2,
         flips=False,
         precision=FLOAT32,
@@ -166,25 +168,28 @@ SETTINGS = {
 ROWS: dict[str, list[Params]] = {
     # The recipes of standard nets were chosen from runs of width 1 and 2, of which lr 0.2 diverged (VGG).
     "paper": [
-        {"row": "linearised ResNet", "iterations": 56},
-        {"row": "linearised VGG", "iterations": 112},
+        {"row": "linearised ResNet", "width": 1, "iterations": 240},
+        {"row": "linearised ResNet", "width": 4, "iterations": 240},
+        {"row": "linearised VGG", "width": 1, "iterations": 144},
+        {"row": "linearised VGG", "width": 8, "iterations": 144},
         {"row": "scattering features"},
         {"row": "random features"},
-        {"row": "standard VGG", "epochs": 30, "batch": 128, "lr": 0.05},
-        {"row": "standard VGG", "epochs": 60, "batch": 128, "lr": 0.05},
-        {"row": "standard ResNet", "epochs": 12, "batch": 128, "lr": 0.08},
-        {"row": "standard ResNet", "epochs": 24, "batch": 128, "lr": 0.08},
-        {"row": CODED, "epochs": 30, "batch": 128, "lr": 0.05, "again": False},
-        {"row": CODED, "epochs": 30, "batch": 128, "lr": 0.05, "again": True},
+        {"row": "standard VGG", "width": 8, "epochs": 30, "batch": 128, "lr": 0.05},
+        {"row": "standard VGG", "width": 8, "epochs": 60, "batch": 128, "lr": 0.05},
+        {"row": "standard ResNet", "width": 7, "epochs": 12, "batch": 128, "lr": 0.08},
+        {"row": "standard ResNet", "width": 7, "epochs": 24, "batch": 128, "lr": 0.08},
+        {"row": CODED, "width": 2, "epochs": 30, "batch": 128, "lr": 0.05, "again": False},
+        {"row": CODED, "width": 2, "epochs": 30, "batch": 128, "lr": 0.05, "again": True},
     ],
     "quick": [  # without scattering, since kymatio may not be installed
-        {"row": "linearised ResNet", "iterations": 120},
-        {"row": "linearised VGG", "iterations": 100},
+        {"row": "linearised ResNet", "width": 1, "iterations": 120},
+        {"row": "linearised VGG", "width": 0.5, "iterations": 20},
+        {"row": "linearised VGG", "width": 1, "iterations": 100},
         {"row": "random features"},
-        {"row": "standard VGG", "epochs": 40, "batch": 64, "lr": 0.1},
-        {"row": "standard ResNet", "epochs": 40, "batch": 64, "lr": 0.15},
-        {"row": CODED, "epochs": 16, "batch": 64, "lr": 0.1, "again": False},
-        {"row": CODED, "epochs": 16, "batch": 64, "lr": 0.1, "again": True},
+        {"row": "standard VGG", "width": 1, "epochs": 40, "batch": 64, "lr": 0.1},
+        {"row": "standard ResNet", "width": 1, "epochs": 40, "batch": 64, "lr": 0.15},
+        {"row": CODED, "width": 1, "epochs": 16, "batch": 64, "lr": 0.1, "again": False},
+        {"row": CODED, "width": 1, "epochs": 16, "batch": 64, "lr": 0.1, "again": True},
     ],
 }
 
@@ -214,7 +219,7 @@ def _linearised(point: Params, device: torch.device) -> Result:
     setting = SETTINGS[str(point["setting"])]
     seen, unseen = (side.to(device) for side in setting.images())
     fitted, held = seen[: len(seen) - setting.held], seen[len(seen) - setting.held :]
-    model = Model(setting.nets[str(point["row"]).split()[1]](0)).to(device)
+    model = Model(_net(setting, point)).to(device)
     began, folder, iterations = time.perf_counter(), scratch(), int(point["iterations"])
     with TF32.settings():
         solution = tangent_solve(
@@ -264,6 +269,10 @@ def _linearised(point: Params, device: torch.device) -> Result:
     }
 
 
+def _net(setting: Setting, point: Params) -> nn.Module:
+    return setting.nets["VGG" if "VGG" in str(point["row"]) else "ResNet"](float(point["width"]))
+
+
 def _accuracy(solution: TangentSolution, v: object, images: Images, size: int) -> float:
     x = laid_out(images.normalised())
     outputs: Tensor = solution.predict(x, batch=size, at=v)  # type: ignore[arg-type]
@@ -272,7 +281,6 @@ def _accuracy(solution: TangentSolution, v: object, images: Images, size: int) -
 
 def _standard(point: Params, device: torch.device) -> Result:
     setting = SETTINGS[str(point["setting"])]
-    coded = point["row"] == CODED
     sides = setting.images()
     if point.get("again"):
         sides = coded_again(sides[0]), coded_again(sides[1])
@@ -288,7 +296,7 @@ def _standard(point: Params, device: torch.device) -> Result:
         decay=DECAY,
     )
     x, y = unseen.normalised(), unseen.labels
-    net = setting.narrow(0) if coded else setting.nets[str(point["row"]).split()[1]](0)
+    net = _net(setting, point)
 
     def watch(now: nn.Module) -> dict[str, float]:
         found = evaluate(now, F.cross_entropy, x, y, size=setting.size, precision=setting.precision)
@@ -331,7 +339,7 @@ def _features(point: Params, device: torch.device) -> Result:
 
 
 class Table:
-    """The rows of the table, each with its longest run.
+    """The rows of the table, each with its widest and longest run.
 
     Args:
         trials: All trials.
@@ -340,12 +348,17 @@ class Table:
     def __init__(self, trials: Trials) -> None:
         self.setting = SETTINGS[str(trials[0].params["setting"])]
         self.rows: dict[str, Trial] = {}
+        self.narrow: dict[str, list[Trial]] = {}
+        """The runs of narrower nets."""
         self.change: dict[str, float] = {}
         """The change of the test accuracy of each row when its epochs or iterations are doubled."""
         for row in SOURCE:
             runs = sorted((t for t in trials if t.params["row"] == row), key=lambda t: int(t.params.get("epochs", 0)))
             if not runs:
                 continue
+            widest = max(_width(run) for run in runs)
+            self.narrow[row] = [run for run in runs if _width(run) < widest]
+            runs = [run for run in runs if _width(run) == widest]
             self.rows[row] = runs[-1]
             test = [float(run.result["test_accuracy"]) for run in runs]
             if "half_accuracy" in runs[-1].result:
@@ -372,7 +385,7 @@ class Table:
         return float(self.rows[row].result[f"{side}_accuracy"])
 
     def group(self, kind: str) -> list[float]:
-        """List the test accuracies of the rows of a kind.
+        """List the test accuracies of the rows of a kind, with those of narrower nets.
 
         Args:
             kind: "linearised", "features" or "standard".
@@ -380,7 +393,28 @@ class Table:
         Returns:
             The accuracies, from 0 to 1.
         """
-        return [self.accuracy(row) for row in self.rows if kind in row]
+        runs = [run for row in self.rows if kind in row for run in (*self.narrow[row], self.rows[row])]
+        return [float(run.result["test_accuracy"]) for run in runs]
+
+    def widths(self, row: str) -> str:
+        """Describe the width of a row, and the accuracies of narrower nets.
+
+        Args:
+            row: The row.
+
+        Returns:
+            The text, which is empty for features.
+        """
+        if "width" not in self.rows[row].params:
+            return ""
+        others = "".join(
+            f" ({100 * float(run.result['test_accuracy']):.1f} % for ×{_width(run):g})" for run in self.narrow[row]
+        )
+        return f", width ×{_width(self.rows[row]):g}{others}"
+
+
+def _width(trial: Trial) -> float:
+    return float(trial.params.get("width", 1))
 
 
 def claims(trials: Trials) -> list[Claim]:
@@ -401,7 +435,7 @@ def claims(trials: Trials) -> list[Claim]:
             Claim(
                 f"{row}: test accuracy ≥ {goal:g} %, less what coding costs",
                 f"{source:g} %",
-                f"{100 * test:.1f} %, {100 * test - source:+.1f} points",
+                f"{100 * test:.1f} %, {100 * test - source:+.1f} points{table.widths(row)}",
                 100 * (test + allowed) >= goal,
             )
         )
@@ -459,11 +493,13 @@ def figure(trials: Trials) -> Figure:
     _bars(bars, table, str(trials[0].params["setting"]))
     for row, trial in table.rows.items():
         style = "-" if "VGG" in row else "--"
-        if "flow_time" in trial.result:
-            at = np.asarray(trial.result["flow_time"])
-            whole, half = (100 * np.asarray(trial.result[f"{name}_test_accuracy"]) for name in ("flow", "half"))
-            flows.plot(at, whole, style, marker="o", ms=2.5, color=BLUE, label=row.removeprefix("linearised "))
-            flows.plot(at, half, style, color=BLACK, lw=0.7, label="half of the iterations")
+        for run in (*table.narrow[row], trial):
+            if "flow_time" in run.result:
+                at = np.asarray(run.result["flow_time"])
+                whole, half = (100 * np.asarray(run.result[f"{name}_test_accuracy"]) for name in ("flow", "half"))
+                label = f"{row.removeprefix('linearised ')} ×{_width(run):g}"
+                flows.plot(at, whole, style, marker="o", ms=2.5, color=BLUE if run is trial else SKY, label=label)
+                flows.plot(at, half, style, color=BLACK, lw=0.7, label="half of the iterations")
     for trial in trials:
         if str(trial.params["row"]) in table.rows and "curve_test_accuracy" in trial.result:
             curve = 100 * np.asarray(trial.result["curve_test_accuracy"])
@@ -490,7 +526,8 @@ def _bars(axis: Axes, table: Table, title: str) -> None:
         effort = next(
             (f", {trial.params[name]} {name}" for name in ("epochs", "iterations") if name in trial.params), ""
         )
-        axis.text(1, place, f"{accuracy:.1f} %{effort}", color=BLACK, va="center")
+        wide = f", ×{_width(trial):g}" if "width" in trial.params else ""
+        axis.text(1, place, f"{accuracy:.1f} %{wide}{effort}", color=BLACK, va="center")
         label = "training" if place == 0 else None
         axis.plot(100 * table.accuracy(row, "train"), place, "o", color=colour, mec=BLACK, mew=0.6, label=label)
         if title == "CIFAR-10":
