@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from lazyscope.experiments.dense_limit import BIASES, NNGP, PUBLISHED, _options, claims, figure, grid
+from lazyscope.experiments.dense_limit import BIASES, NNGP, PUBLISHED, RIDGES, _options, claims, figure, grid
 from lazyscope.lab.experiment import Trial, Trials
 from lazyscope.lab.style import style
 from lazyscope.tangent.limit_dense import limit_kernel_dense
@@ -47,15 +47,16 @@ def planted(scale: str, shift: float = 0.0, fit: float = 1.0) -> Trials:
 
 
 def test_claims_can_fail() -> None:
-    for scale, count in (("quick", 2), ("paper", 4)):
+    for scale, count in (("quick", 2), ("paper", 5)):
         assert [claim.holds for claim in claims(planted(scale))] == [True] * count
         assert next(claim.holds for claim in claims(planted(scale, fit=0.9))) is False
-    assert [claim.holds for claim in claims(planted("paper", shift=-1.6))] == [True, False, False, True]
+    assert [claim.holds for claim in claims(planted("paper", shift=-1.6))] == [True, False, False, False, True]
     assert [claim.holds for claim in claims(planted("quick", shift=-3.0))] == [True, False]
 
 
 def test_the_figure_has_a_curve_for_each_kernel() -> None:
     with style():
-        (axis,) = figure(planted("paper")).axes
-    assert len(axis.lines) == 5, "three curves and two published numbers"
-    assert np.asarray(axis.lines[0].get_xdata()).tolist() == [1, 2, 3, 5]
+        depths, ridges = figure(planted("paper")).axes
+    assert len(depths.lines) == len(ridges.lines) == 5, "three curves and two published numbers"
+    assert np.asarray(depths.lines[0].get_xdata()).tolist() == [1, 2, 3, 5]
+    assert np.asarray(ridges.lines[0].get_xdata()).tolist() == list(RIDGES)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+
 import pytest
 import torch
 from hypothesis import given
@@ -17,7 +19,7 @@ from lazyscope.solve.tangent import tangent_solve
 
 def network(gain: float = 1.0) -> nn.Module:
     torch.manual_seed(0)
-    net = nn.Sequential(nn.Conv2d(1, 6, 3, padding=1), nn.Tanh(), nn.AvgPool2d(2), nn.Flatten(), nn.Linear(54, 3))
+    net = nn.Sequential(nn.Flatten(), nn.Linear(36, 54), nn.Tanh(), nn.Linear(54, 3))
     with torch.no_grad():
         net[-1].weight *= gain
     return net
@@ -28,12 +30,19 @@ def vectors(jacobian: JacobianOperator, seed: int) -> tuple[Tensor, Tensor]:
     return torch.randn(jacobian.shape[1], generator=random), torch.randn(jacobian.shape[0], generator=random)
 
 
+@functools.cache
+def operators(dtype: torch.dtype) -> tuple[JacobianOperator, RoundedJacobian, Tensor]:
+    """The Jacobian of a network, that with products of low precision, and the matrix in float64."""
+    net, x = network(), torch.randn(8, 1, 6, 6, generator=torch.Generator().manual_seed(0))
+    jacobian = JacobianOperator(Model(net), x, batch=5)
+    dense = Model(net).double().jacobian(x.double()).flatten(0, -2)
+    return jacobian, RoundedJacobian(jacobian, dtype), dense
+
+
 @given(st.integers(-60, 60), st.integers(0, 100), st.sampled_from([torch.float16, torch.bfloat16]))
 def test_products_do_not_depend_on_the_size_of_the_vector(power: int, seed: int, dtype: torch.dtype) -> None:
-    net, x = network(), torch.randn(8, 1, 6, 6, generator=torch.Generator().manual_seed(seed))
-    jacobian = JacobianOperator(Model(net), x, batch=5)
-    rounded, eps = RoundedJacobian(jacobian, dtype), torch.finfo(dtype).eps
-    dense = Model(net).double().jacobian(x.double()).flatten(0, -2)
+    jacobian, rounded, dense = operators(dtype)
+    eps = torch.finfo(dtype).eps
     u, v = (2.0**power * each for each in vectors(jacobian, seed))
     for found, exact in ((rounded.matvec(u), dense @ u.double()), (rounded.rmatvec(v), dense.T @ v.double())):
         assert found.dtype == torch.float32

@@ -183,7 +183,7 @@ ROWS: dict[str, list[Params]] = {
     ],
     "quick": [  # without scattering, since kymatio may not be installed
         {"row": "linearised ResNet", "width": 1, "iterations": 120},
-        {"row": "linearised VGG", "width": 0.5, "iterations": 20},
+        {"row": "linearised VGG", "width": 0.5, "iterations": 40},
         {"row": "linearised VGG", "width": 1, "iterations": 100},
         {"row": "random features"},
         {"row": "standard VGG", "width": 1, "epochs": 40, "batch": 64, "lr": 0.1},
@@ -499,7 +499,8 @@ def figure(trials: Trials) -> Figure:
                 whole, half = (100 * np.asarray(run.result[f"{name}_test_accuracy"]) for name in ("flow", "half"))
                 label = f"{row.removeprefix('linearised ')} ×{_width(run):g}"
                 flows.plot(at, whole, style, marker="o", ms=2.5, color=BLUE if run is trial else SKY, label=label)
-                flows.plot(at, half, style, color=BLACK, lw=0.7, label="half of the iterations")
+                label = "half of the iterations" if run is trial and style == "-" else None
+                flows.plot(at, half, style, color=BLACK, lw=0.7, label=label)
     for trial in trials:
         if str(trial.params["row"]) in table.rows and "curve_test_accuracy" in trial.result:
             curve = 100 * np.asarray(trial.result["curve_test_accuracy"])

@@ -34,7 +34,10 @@ NEAR = 1.5
 """The points by which an accuracy may differ from a published one, whose images were not coded with losses."""
 
 RIDGE = 1e-4
-"""What is added to the diagonal of the kernel."""
+"""What is added to the diagonal of the kernel in the source."""
+
+RIDGES = (1e-4, 1e-3, 1e-2, 1e-1, 1.0)
+"""The ridges for two hidden layers."""
 
 
 def _digits() -> tuple[Images, Images]:
@@ -49,12 +52,13 @@ SETTINGS: dict[str, Callable[[], tuple[Images, Images]]] = {
 
 
 def grid(scale: str) -> list[Params]:
-    """List the kernels for several numbers of hidden layers."""
+    """List the kernels for several numbers of hidden layers, and with two of them for several ridges."""
     setting = "CIFAR-10" if scale == "paper" else "digits"
     return [
-        {"setting": setting, "kernel": kernel, "hidden": hidden}
+        {"setting": setting, "kernel": kernel, "hidden": hidden, "ridge": ridge}
         for kernel in (NNGP, NTK, BIASES)
         for hidden in (1, 2, 3, 5)
+        for ridge in (RIDGES if hidden == 2 else (RIDGE,))
     ]
 
 
@@ -70,7 +74,7 @@ def _fitted(point: Params, seen: Images, unseen: Images) -> Result:
     kernel, cross = limit_kernel_dense(x, **options), limit_kernel_dense(new, x, **options)
     # kernel_regression takes a ridge relative to the mean of the diagonal
     diagonal = float(kernel.diagonal().double().mean())
-    fit = kernel_regression(kernel, None, _labels(seen.labels), ridge=RIDGE / diagonal)
+    fit = kernel_regression(kernel, None, _labels(seen.labels), ridge=float(point["ridge"]) / diagonal)
     return {
         "test_accuracy": fit.accuracy(cross, unseen.labels),
         "train_accuracy": fit.accuracy(kernel, seen.labels),
@@ -95,29 +99,31 @@ def _options(point: Params) -> dict[str, Any]:
     return {**options, "weight_rate": rates, "bias_rate": rates}
 
 
-def curves(trials: Trials) -> dict[str, dict[int, float]]:
-    """Return the test accuracies in %, by kernel and number of hidden layers.
+def curves(trials: Trials, along: str = "hidden") -> dict[str, dict[float, float]]:
+    """Return the test accuracies in %, by kernel and number of hidden layers, or by kernel and ridge.
 
     Args:
         trials: All trials.
+        along: "hidden", with the ridge of the source, or "ridge", with its two hidden layers.
 
     Returns:
         The accuracies.
     """
-    found: dict[str, dict[int, float]] = {}
-    for each in trials:
+    fixed = {"ridge": RIDGE} if along == "hidden" else {"hidden": 2}
+    found: dict[str, dict[float, float]] = {}
+    for each in trials.where(**fixed):
         accuracy = 100 * float(each.result["test_accuracy"])
-        found.setdefault(str(each.params["kernel"]), {})[int(each.params["hidden"])] = accuracy
+        found.setdefault(str(each.params["kernel"]), {})[float(each.params[along])] = accuracy
     return found
 
 
 def claims(trials: Trials) -> list[Claim]:
     """Compare with published accuracies, and check the order of the kernels and the fit."""
     found, published = curves(trials), trials[0].params["setting"] == "CIFAR-10"
-    fit = float(trials.column("train_accuracy").min())
+    fit = float(trials.where(ridge=RIDGE).column("train_accuracy").min())
     checked = [
         Claim(
-            "all kernels fit the training images: accuracy ≥ 99 %",
+            f"with a ridge of {RIDGE:g} all kernels fit the training images: accuracy ≥ 99 %",
             "a small ridge",
             f"{fit:.2%}",
             fit >= 0.99,
@@ -143,12 +149,19 @@ def claims(trials: Trials) -> list[Claim]:
         )
         for kernel, source in PUBLISHED.items()
     ]
+    best = {kernel: max(each.values()) for kernel, each in curves(trials, "ridge").items()}
     return [
         *checked,
         Claim(
+            f"NNGP, two hidden layers: with the best of five ridges within {NEAR} points of the published accuracy",
+            f"{PUBLISHED[NNGP]:g} %, with a ridge of {RIDGE:g}",
+            f"{best[NNGP]:.1f} %, {best[NNGP] - PUBLISHED[NNGP]:+.1f} points",
+            abs(best[NNGP] - PUBLISHED[NNGP]) <= NEAR,
+        ),
+        Claim(
             "at one and two hidden layers the NTK does better than the NNGP, and less so at two",
             f"{PUBLISHED[BIASES] - PUBLISHED[NNGP]:+.1f} points at two layers",
-            ", ".join(f"{hidden}: {gain:+.1f}" for hidden, gain in gains.items()) + " points",
+            ", ".join(f"{hidden:g}: {gain:+.1f}" for hidden, gain in gains.items()) + " points",
             gains[1] > gains[2] > 0,
         ),
     ]
@@ -158,19 +171,22 @@ COLOURS = {NNGP: GREEN, NTK: ORANGE, BIASES: BLUE}
 
 
 def figure(trials: Trials) -> Figure:
-    """Draw test accuracies by the number of hidden layers."""
-    page, axes = panels(1, 1, width=4.4, height=3.4)
-    axis = axes[0, 0]
-    for kernel, curve in curves(trials).items():
-        axis.plot(list(curve), list(curve.values()), "o-", color=COLOURS[kernel], label=kernel)
-    if trials[0].params["setting"] == "CIFAR-10":
-        for kernel, source in PUBLISHED.items():
-            label = "published" if kernel == NNGP else None
-            axis.plot(2, source, "x", color=BLACK, mec=COLOURS[kernel], mew=1.6, ms=7, ls="", label=label)
+    """Draw test accuracies by the number of hidden layers, and by the ridge."""
+    page, axes = panels(1, 2, width=3.6, height=3.0)
+    for axis, along in zip(axes[0], ("hidden", "ridge"), strict=True):
+        for kernel, curve in curves(trials, along).items():
+            axis.plot(list(curve), list(curve.values()), "o-", color=COLOURS[kernel], label=kernel)
+        if trials[0].params["setting"] == "CIFAR-10":
+            for kernel, source in PUBLISHED.items():
+                label = "published" if kernel == NNGP else None
+                at = 2 if along == "hidden" else RIDGE
+                axis.plot(at, source, "x", color=BLACK, mec=COLOURS[kernel], mew=1.6, ms=7, ls="", label=label)
+    left, right = axes[0]
     depths = np.unique(trials.column("hidden"))
-    axis.set_xticks(depths, [str(each) for each in depths])
-    axis.set(title=str(trials[0].params["setting"]), xlabel="hidden layers", ylabel="test accuracy (%)")
-    legend_below(page, list(axis.get_legend_handles_labels()[0]))
+    left.set_xticks(depths, [str(each) for each in depths])
+    left.set(title=str(trials[0].params["setting"]), xlabel="hidden layers", ylabel="test accuracy (%)")
+    right.set(title="two hidden layers", xlabel="ridge", xscale="log")
+    legend_below(page, list(left.get_legend_handles_labels()[0]))
     return page
 
 
@@ -180,8 +196,8 @@ EXPERIMENT = Experiment(
     title="Infinitely wide fully connected networks on images",
     caption=(
         "Kernel regression on images with the kernels of fully connected networks of infinite width, for several"
-        " numbers of hidden layers. The tangent kernel (NTK) trains all layers, with or without biases; the other"
-        " kernel (NNGP) trains the last layer only."
+        " numbers of hidden layers (left) and several ridges (right). The tangent kernel (NTK) trains all layers, with"
+        " or without biases; the other kernel (NNGP) trains the last layer only."
     ),
     cost={"quick": "2 s on two cores", "paper": "1 min on one GPU, with CIFAR-10"},
     grid=grid,
