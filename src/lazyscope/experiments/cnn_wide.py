@@ -182,9 +182,9 @@ ROWS: dict[str, list[Params]] = {
         {"row": CODED, "width": 2, "epochs": 30, "batch": 128, "lr": 0.05, "again": True},
     ],
     "quick": [  # without scattering, since kymatio may not be installed
-        {"row": "linearised ResNet", "width": 1, "iterations": 120},
+        {"row": "linearised ResNet", "width": 1, "iterations": 90},
         {"row": "linearised VGG", "width": 0.5, "iterations": 40},
-        {"row": "linearised VGG", "width": 1, "iterations": 100},
+        {"row": "linearised VGG", "width": 1, "iterations": 72},
         {"row": "random features"},
         {"row": "standard VGG", "width": 1, "epochs": 40, "batch": 64, "lr": 0.1},
         {"row": "standard ResNet", "width": 1, "epochs": 40, "batch": 64, "lr": 0.15},

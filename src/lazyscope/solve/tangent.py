@@ -37,7 +37,7 @@ from lazyscope.model.base import Model
 from lazyscope.model.jacobian import JacobianOperator
 from lazyscope.model.loaded import LoadedBatches
 from lazyscope.progress import Bar, fallen
-from lazyscope.solve.rounded import RoundedJacobian
+from lazyscope.solve.products import Products
 from lazyscope.tangent.regression import as_outputs
 
 _CHECK = 10
@@ -158,7 +158,7 @@ class _Problem:
     def __init__(
         self, jacobian: JacobianOperator, start: Tensor, target: Tensor, ridge: float, rounded: torch.dtype | None
     ) -> None:
-        self.jacobian, self.start, self.target, self.ridge = jacobian, start, target, ridge
+        self.jacobian, self.start, self.target, self.ridge = Products(jacobian), start, target, ridge
         self.shift, self.rounded = jacobian.n * ridge, rounded
         rows, columns = jacobian.shape
         self.each = rows * jacobian.dtype.itemsize + columns * (rounded or jacobian.dtype).itemsize
@@ -168,7 +168,9 @@ class _Problem:
 
     def krylov(self, right: Tensor) -> Krylov:
         """Start the Krylov space from a right-hand side."""
-        jacobian = self.jacobian if self.rounded is None else RoundedJacobian(self.jacobian, self.rounded)
+        jacobian = self.jacobian
+        if self.rounded is not None:
+            jacobian = Products(jacobian, self.rounded, jacobian.automatic)
         return Krylov(jacobian, right, stored=self.rounded, near=self.near)
 
     def outputs(self, v: Tensor) -> Tensor:
@@ -354,7 +356,8 @@ class TangentSolution:
         Returns:
             The outputs, of shape (n', k), in float64.
         """
-        jacobian = JacobianOperator(self._problem.jacobian.model, x, batch=batch)
+        fitted = self._problem.jacobian
+        jacobian = Products(JacobianOperator(fitted.model, x, batch=batch), automatic=fitted.automatic)
         change = jacobian.push_forward(self.v if at is None else at).double()
         if bool(self._problem.start.any()):
             with torch.no_grad():

@@ -13,7 +13,8 @@ from torch import Tensor, nn
 from lazyscope.errors import InputError
 from lazyscope.model.base import Model
 from lazyscope.model.jacobian import JacobianOperator
-from lazyscope.solve.rounded import RoundedJacobian
+from lazyscope.solve import products
+from lazyscope.solve.products import Products
 from lazyscope.solve.tangent import tangent_solve
 
 
@@ -21,7 +22,7 @@ def network(gain: float = 1.0) -> nn.Module:
     torch.manual_seed(0)
     net = nn.Sequential(nn.Flatten(), nn.Linear(36, 54), nn.Tanh(), nn.Linear(54, 3))
     with torch.no_grad():
-        net[-1].weight *= gain
+        net.get_parameter("3.weight").mul_(gain)
     return net
 
 
@@ -31,12 +32,12 @@ def vectors(jacobian: JacobianOperator, seed: int) -> tuple[Tensor, Tensor]:
 
 
 @functools.cache
-def operators(dtype: torch.dtype) -> tuple[JacobianOperator, RoundedJacobian, Tensor]:
+def operators(dtype: torch.dtype) -> tuple[JacobianOperator, Products, Tensor]:
     """The Jacobian of a network, that with products of low precision, and the matrix in float64."""
     net, x = network(), torch.randn(8, 1, 6, 6, generator=torch.Generator().manual_seed(0))
     jacobian = JacobianOperator(Model(net), x, batch=5)
     dense = Model(net).double().jacobian(x.double()).flatten(0, -2)
-    return jacobian, RoundedJacobian(jacobian, dtype), dense
+    return jacobian, Products(jacobian, dtype), dense
 
 
 @given(st.integers(-60, 60), st.integers(0, 100), st.sampled_from([torch.float16, torch.bfloat16]))
@@ -56,7 +57,7 @@ def test_derivatives_that_overflow_are_computed_with_smaller_factors() -> None:
     """Sums of many derivatives of 10⁴ are larger than any number of float16."""
     net, x = network(1e5), torch.ones(4, 1, 6, 6)
     jacobian = JacobianOperator(Model(net), x)
-    rounded, plain = RoundedJacobian(jacobian, torch.float16), JacobianOperator(Model(net), x, rounded=torch.float16)
+    rounded, plain = Products(jacobian, torch.float16), JacobianOperator(Model(net), x, rounded=torch.float16)
     v = torch.ones(jacobian.shape[0])
     assert not plain.rmatvec(v).isfinite().all()
     exact = Model(net).double().jacobian(x.double()).flatten(0, -2).T @ v.double()
@@ -65,7 +66,7 @@ def test_derivatives_that_overflow_are_computed_with_smaller_factors() -> None:
 
 def test_zero_stays_zero_and_a_product_that_is_not_finite_is_reported() -> None:
     jacobian = JacobianOperator(Model(network()), torch.ones(4, 1, 6, 6))
-    rounded = RoundedJacobian(jacobian, torch.float16)
+    rounded = Products(jacobian, torch.float16)
     assert not rounded.matvec(torch.zeros(jacobian.shape[1])).any()
     assert not rounded.rmatvec(torch.zeros(jacobian.shape[0])).any()
     with pytest.raises(InputError, match=r"larger than any number of torch.float16; pass rounded=torch.bfloat16"):
@@ -84,3 +85,22 @@ def test_float16_fits_better_than_bfloat16() -> None:
         found = tangent_solve(net, x, y, centred=True, iterations=60, rounded=dtype, tolerance=1e-9)
         errors[dtype] = float((found.outputs - exact.outputs).norm() / exact.outputs.norm())
     assert errors[torch.float16] < 0.5 * errors[torch.bfloat16]
+
+
+def test_automatic_differentiation_is_used_where_it_gives_the_increments(monkeypatch: pytest.MonkeyPatch) -> None:
+    net = nn.Sequential(nn.Conv2d(1, 4, 3), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(16, 2)).double()
+    x = torch.randn(7, 1, 6, 6, dtype=torch.float64)
+    plain = JacobianOperator(Model(net), x, batch=3)
+    fast = Products(plain)
+    u, v = (each.double() for each in vectors(plain, 0))
+    assert fast.automatic
+    assert (fast.matvec(u) - plain.matvec(u)).norm() <= 1e-14 * plain.matvec(u).norm()
+    assert float(fast.matvec(u) @ v) == pytest.approx(float(u @ fast.rmatvec(v)), rel=1e-12)
+
+    def refused(*_: object) -> Tensor:
+        raise NotImplementedError("no derivative in forward mode")
+
+    monkeypatch.setattr(products, "_derivative", refused)
+    slow = Products(plain)
+    assert not slow.automatic
+    assert torch.equal(slow.matvec(u), plain.matvec(u))
