@@ -39,7 +39,7 @@ TIMES = 40
 def grid(scale: str) -> list[Params]:
     """List random problems, one net over α and K, over-parameterised nets, and under-parameterised nets over α."""
     paper = scale == "paper"
-    count, alphas, ks = (500, np.geomspace(1, 1e4, 9), (0.5, 2.0, 8.0)) if paper else (8, (1.0, 100.0), (0.5, 4.0))
+    count, alphas, ks = (500, np.geomspace(1, 1e4, 9), (0.5, 2.0, 8.0)) if paper else (6, (1.0, 100.0), (0.5, 4.0))
     points: list[Params] = [{"part": "random", "seed": seed} for seed in range(count)]
     points += [{"part": "horizon", "alpha": float(a), "K": k} for k in ks for a in alphas]
     points += [{"part": "over", "seed": seed} for seed in range(5 if paper else 1)]

@@ -183,7 +183,6 @@ ROWS: dict[str, list[Params]] = {
     ],
     "quick": [  # without scattering, since kymatio may not be installed
         {"row": "linearised ResNet", "width": 1, "iterations": 90},
-        {"row": "linearised VGG", "width": 0.5, "iterations": 40},
         {"row": "linearised VGG", "width": 1, "iterations": 72},
         {"row": "random features"},
         {"row": "standard VGG", "width": 1, "epochs": 40, "batch": 64, "lr": 0.1},

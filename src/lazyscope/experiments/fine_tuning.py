@@ -74,7 +74,7 @@ def grid(scale: str) -> list[Params]:
     """List methods × optimisers, each at all scales, and pairs of tasks."""
     paper = scale == "paper"
     setting = "ViT on CIFAR-10" if paper else "MLP on digits"
-    ranks, scales, splits = ((16, 4, 1), "1 10 100", 10) if paper else ((4, 1), "1 10", 2)
+    ranks, scales, splits = ((16, 4, 1), "1 10 100", 10) if paper else ((4,), "1 10", 2)
     methods = ("full", *(f"LoRA {rank}" for rank in ranks), "head")
     points: list[Params] = []
     for method in methods:
