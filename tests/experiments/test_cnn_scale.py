@@ -135,7 +135,8 @@ def test_the_solved_model_is_at_the_end_of_its_flow() -> None:
     (found,) = trial([{**grid("quick")[0], "iterations": 12}], CPU)
     assert found["iterations"] == 12
     assert float(found["train_loss"]) == pytest.approx(np.asarray(found["flow_train_loss"])[-1], rel=1e-3)
-    assert (np.diff(np.asarray(found["flow_train_loss"])) <= 0).all()
+    # at the end the loss is constant up to the rounding of outputs in float32
+    assert (np.diff(np.asarray(found["flow_train_loss"])) <= 1e-9).all()
     assert 0.5 < float(found["test_accuracy"]) < 1
 
 
