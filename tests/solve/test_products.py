@@ -8,6 +8,8 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.conformance.entries import Trial, quiet
+from tests.conformance.table import TABLE, Row
 from torch import Tensor, nn
 
 from lazyscope.errors import InputError
@@ -104,3 +106,17 @@ def test_automatic_differentiation_is_used_where_it_gives_the_increments(monkeyp
     slow = Products(plain)
     assert not slow.automatic
     assert torch.equal(slow.matvec(u), plain.matvec(u))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "row", [row for row in TABLE if "TangentOperator" not in row.refused], ids=lambda row: row.name
+)
+def test_products_are_those_of_the_definition_for_models_that_people_bring(row: Row) -> None:
+    subject = Trial(row.make, row.tolerance)
+    with quiet():
+        jacobian = JacobianOperator(Model.of(subject.model), subject.subject.x)
+        u = torch.randn(jacobian.shape[1], dtype=jacobian.dtype, generator=torch.Generator().manual_seed(0))
+        found = Products(jacobian).matvec(u)
+    expected = torch.cat(list(subject.plain.jacobian.values()), 1) @ u.double()
+    assert (found - expected).norm() <= 10 * row.tolerance * expected.norm()
