@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import re
 
 import pytest
 import torch
@@ -12,7 +13,7 @@ from tests.conformance.entries import Trial, quiet
 from tests.conformance.table import TABLE, Row
 from torch import Tensor, nn
 
-from lazyscope.errors import InputError
+from lazyscope.errors import InputError, ModelError
 from lazyscope.model.base import Model
 from lazyscope.model.jacobian import JacobianOperator
 from lazyscope.solve import products
@@ -117,6 +118,12 @@ def test_products_are_those_of_the_definition_for_models_that_people_bring(row: 
     with quiet():
         jacobian = JacobianOperator(Model.of(subject.model), subject.subject.x)
         u = torch.randn(jacobian.shape[1], dtype=jacobian.dtype, generator=torch.Generator().manual_seed(0))
+        try:
+            jacobian.matvec(u)
+        except ModelError as refusal:
+            with pytest.raises(ModelError, match=re.escape(str(refusal))):
+                Products(jacobian).matvec(u)
+            return
         found = Products(jacobian).matvec(u)
     expected = torch.cat(list(subject.plain.jacobian.values()), 1) @ u.double()
     assert (found - expected).norm() <= 10 * row.tolerance * expected.norm()
