@@ -62,6 +62,13 @@ def test_every_claim_of_a_row_prints_the_difference_from_the_source() -> None:
     assert measured["standard VGG"] == "90.0 %, +0.3 points, width ×8"
 
 
+def test_narrower_nets_must_be_stable_too() -> None:
+    trials = planted()
+    (narrow,) = (t for t in trials if t.params["row"] == "linearised VGG" and t.params["width"] == 1)
+    narrow.result["half_accuracy"] = 0.55
+    assert failed(trials) == ["stable"]
+
+
 def test_rows_stand_in_the_order_of_the_table() -> None:
     names = list(dict.fromkeys(point["row"] for point in grid("paper")))
     assert names == [*SOURCE, CODED]

@@ -57,7 +57,7 @@ class Products(JacobianOperator):
         self, jacobian: JacobianOperator, rounded: torch.dtype | None = None, automatic: bool | None = None
     ) -> None:
         super().__init__(jacobian.model, jacobian.batches, rounded=rounded)
-        if any(bool(w.isinf().any()) for w in self._evaluated.params.values()):
+        if rounded is not None and any(bool(w.isinf().any()) for w in self._evaluated.params.values()):
             raise InputError(
                 f"A parameter of the model is larger than any number of {rounded}; pass rounded=torch.bfloat16, or"
                 " None."
