@@ -93,7 +93,7 @@ def grid(scale: str) -> list[Params]:
     if scale == "paper":
         name, every = "CIFAR-10", {"images": 50_000, "tests": 10_000}
         depths, pooled = (3, 4, 6, 11, 21), {"depth": 14, "images": 1280, "tests": 1000, "halvings": 3}
-        few, widths, seeds, epochs = {"images": 640, "tests": 1000}, (1, 2, 4, 8), 3, 60
+        few, widths, seeds, epochs = {"images": 256, "tests": 400}, (1, 2, 4, 8), 3, 60
     else:
         name, every = "digits", {"images": 96, "tests": 128}
         depths, pooled = (3, 6), {"depth": 3, "images": 24, "tests": 32, "halvings": 1}
