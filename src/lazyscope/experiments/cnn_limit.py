@@ -288,7 +288,7 @@ def claims(trials: Trials) -> list[Claim]:
     width = Width(trials)
     slope, fall = exponent(width.widths, width.kernel), exponent(width.widths, width.function)
     last = float(width.accuracy[-1]) - width.limit
-    allowed = 200 * math.sqrt(0.25 / int(trials.where(kind=LIMIT)[0].params["tests"]))
+    allowed = _twice_the_error(trials)
     flat = accuracies(trials, FLAT, "depth")
     pooled = list(pooled_accuracies(trials).values())
     misfit = float(trials.where(kind=FLAT).column("residual").max())
@@ -327,6 +327,11 @@ def claims(trials: Trials) -> list[Claim]:
     if trials[0].params["setting"] == "CIFAR-10":
         found += _published(trials, flat)
     return found
+
+
+def _twice_the_error(trials: Trials) -> float:
+    """Two standard errors of the test accuracy of the limit in points, for the accuracy where they are largest."""
+    return 200 * math.sqrt(0.25 / int(trials.where(kind=LIMIT)[0].params["tests"]))
 
 
 def _published(trials: Trials, flat: dict[Any, float]) -> list[Claim]:
@@ -402,6 +407,9 @@ def figure(trials: Trials) -> Figure:
     widths.yaxis.set_minor_formatter(NullFormatter())
     finite.plot(width.widths, width.accuracy, "o-", color=BLUE)
     dots.append(finite.axhline(width.limit, color=BLACK, lw=1.2, ls="--", label="limit of infinite width"))
+    allowed = _twice_the_error(trials)
+    band = (width.limit - allowed, width.limit + allowed)
+    dots.append(finite.axhspan(*band, color=BLACK, alpha=0.1, lw=0, label="± 2 standard errors of a test accuracy"))
     finite.set(title="few images, VGG", ylabel="test accuracy, %")
     legend_below(page, dots)
     return page
@@ -429,7 +437,8 @@ EXPERIMENT = Experiment(
     title="Infinitely wide networks on images, beside finite linearised and trained ones",
     caption=(
         "Kernel regression with the kernels of infinitely wide networks, for several depths, readouts and numbers of"
-        " images. As a linearised network gets wider, its kernel and its predictions approach those of the limit."
+        " images. As a linearised network gets wider, its kernel and its predictions approach those of the limit; the"
+        " band is two standard errors of a test accuracy wide on either side."
     ),
     cost={"quick": "10 s on two cores", "paper": "25 min on one GPU, with CIFAR-10"},
     grid=grid,
