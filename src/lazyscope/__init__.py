@@ -26,6 +26,7 @@ from lazyscope.model.parametrise import parametrise
 from lazyscope.model.transform import Linearised, Scaled, Symmetrised
 from lazyscope.model.two_layer import TwoLayer
 from lazyscope.phase import CoordinateCheck, PhaseDiagram, coordinate_check, phases, sweep
+from lazyscope.solve.sgd import tangent_sgd
 from lazyscope.solve.sparse import solve_sparse
 from lazyscope.solve.tangent import TangentSolution, tangent_solve
 from lazyscope.tangent import (
@@ -95,6 +96,7 @@ __all__ = [
     "tangent_flow",
     "tangent_kernel",
     "tangent_kernel_to_zarr",
+    "tangent_sgd",
     "tangent_solve",
     "theory",
 ]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -33,7 +35,7 @@ def planted(**changes: float) -> Trials:
         if "linearised" in row:
             curve = np.array([0.3, 0.4])
             result |= {"stability": changes.get("stability", 1.0), "half_accuracy": test + changes.get("half", 0.0)}
-            result |= {"flow_time": 1.0 + curve, "flow_test_accuracy": curve, "half_test_accuracy": curve}
+            result |= {"pass_count": 1.0 + curve, "pass_test_accuracy": curve}
         trials.append(Trial(point, result))
     return Trials(trials)
 
@@ -82,20 +84,20 @@ def test_rows_stand_in_the_order_of_the_table() -> None:
 def test_the_figure_shows_every_row_and_the_source() -> None:
     with style():
         page = figure(planted())
-    flows, curves, bars = page.axes
+    lines, curves, bars = page.axes
     assert len(bars.patches) == 6
     ticks = [
         float(np.asarray(line.get_xdata())[0]) for line in bars.get_lines() if len(np.asarray(line.get_xdata())) == 2
     ]
     assert ticks == [test for test, _ in SOURCE.values()]
-    assert len(flows.get_lines()) == 8, "two widths of two nets, each with half of the iterations"
+    assert len(lines.get_lines()) == 4, "two widths of two nets"
     assert len(curves.get_lines()) == 4
 
 
 def test_quick_digits_lie_anywhere_on_the_canvas() -> None:
     seen, unseen = SETTINGS["digits"].images()
     pixels = torch.cat([seen.pixels, unseen.pixels])
-    assert pixels.shape == (1024, 1, SIDE, SIDE)
+    assert pixels.shape == (1280, 1, SIDE, SIDE)
     assert int(pixels[:, :, 0].sum()) > 0 < int(pixels[:, :, :, -1].sum())
     found = digits.images(seed=0).pixels.double()
     whole = torch.cat([found[: len(seen)], found[1024 : 1024 + len(unseen)]]).sum().item()
@@ -116,10 +118,26 @@ def test_nets_of_the_two_scales_have_the_same_kinds_of_layers() -> None:
 @pytest.mark.parametrize("row", ["linearised VGG", "random features", "standard ResNet"])
 def test_a_trial_measures_accuracy_and_cost(row: str) -> None:
     point: Params = next(point for point in grid("quick") if point["row"] == row)
-    point = {**point, **{name: few for name, few in (("epochs", 1), ("iterations", 4)) if name in point}}
+    point = {**point, **{name: few for name, few in (("epochs", 1), ("passes", 4)) if name in point}}
     (result,) = trial([point], CPU)
     assert result.keys() >= {"test_accuracy", "device_seconds", "images_per_second", "peak_memory", "status"}
     assert 0 < float(result["test_accuracy"]) <= 1
     assert ("stability" in result) == row.startswith("linearised")
     if "epochs" in point:
         assert np.asarray(result["curve_loss"]).shape == (1,)
+
+
+@pytest.mark.parametrize("deflated", [0, 2])
+def test_the_pass_that_is_best_for_held_out_images_is_chosen(deflated: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By a Krylov method, and by deflated SGD as at the size of the paper."""
+    small = replace(SETTINGS["digits"], deflated=deflated, batch=64, probe=64)
+    monkeypatch.setitem(SETTINGS, "digits", small)
+    point = {"setting": "digits", "row": "linearised VGG", "width": 1, "passes": 12}
+    (result,) = trial([point], CPU)
+    at, held, test = (np.asarray(result[f"pass_{name}"]) for name in ("count", "held_accuracy", "test_accuracy"))
+    assert at.tolist() == [1, 2, 3, 4, 6, 8, 12]
+    best = int(held.argmax())
+    assert (result["best"], result["test_accuracy"]) == (at[best], test[best])
+    assert result["half_accuracy"] == test[int(held[at <= 6].argmax())]
+    assert held[-1] > held[0]
+    assert float(result["train_accuracy"]) > 0.2

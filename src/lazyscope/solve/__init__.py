@@ -2,6 +2,7 @@
 
 from lazyscope.solve.fixed_features import random_feature_accuracy, scattering_accuracy
 from lazyscope.solve.one_pass import Nets, Rates, one_pass
+from lazyscope.solve.sgd import tangent_sgd
 from lazyscope.solve.sparse import SparseSolution, solve_sparse
 from lazyscope.solve.tangent import LeaveOneOut, TangentCurve, TangentSolution, tangent_solve
 
@@ -16,5 +17,6 @@ __all__ = [
     "random_feature_accuracy",
     "scattering_accuracy",
     "solve_sparse",
+    "tangent_sgd",
     "tangent_solve",
 ]

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Callable, Sequence
 from typing import final
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int64
 from torch import Tensor
 from torch.autograd import forward_ad
 
 from lazyscope._typing import Params
 from lazyscope.ambient import forward_mode, full_precision
+from lazyscope.data.layout import laid_out
 from lazyscope.errors import InputError
 from lazyscope.model.base import Model, flatten
 from lazyscope.model.increment import Captured
@@ -67,6 +69,21 @@ class Products(JacobianOperator):
         self._backward = float(_FIRST)
         self.automatic = _agrees(jacobian) if automatic is None else automatic
         """Whether automatic differentiation is used."""
+
+    def on(self, rows: Int64[Tensor, " m"]) -> Products:
+        """Return the Jacobian at some of the points.
+
+        Args:
+            rows: The indices of the points.
+
+        Returns:
+            The Jacobian, which shares the model and its graphs.
+        """
+        part, batches = copy.copy(self), copy.copy(self.batches)
+        batches.leaves = [laid_out(t[rows]) if t.ndim == 4 else t[rows] for t in batches.leaves]
+        batches.n = part.n = len(rows)
+        part.batches, part.shape = batches, (len(rows) * self.k, self.shape[1])
+        return part
 
     def push_forward(self, v: Params) -> Float[Tensor, " rows"]:
         if not self.automatic:

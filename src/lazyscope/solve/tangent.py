@@ -112,24 +112,12 @@ def tangent_solve(
         >>> solution.converged, [round(value, 6) for value in solution.predict(x).flatten().tolist()]
         (True, [1.0, -1.0])
     """
-    model = Model.of(model)
-    jacobian = JacobianOperator(model, _batches(model, x), batch=batch)
-    y = _targets(jacobian, y)
-    ridge = float(ridge)
-    if not 0 <= ridge < math.inf:
-        raise InputError(f"The ridge is {ridge}; pass a finite number that is not negative.")
     if iterations is not None and iterations < 1:
         raise InputError(f"iterations={iterations} allows no iteration; pass a positive number.")
-    if rounded is not None and not rounded.is_floating_point:
-        raise InputError(f"rounded={rounded} is not a dtype of real numbers; pass one such as torch.float16.")
+    problem = posed(model, x, y, ridge=float(ridge), centred=centred, batch=batch, rounded=rounded)
+    jacobian = problem.jacobian
     if tolerance is None:
         tolerance = 1e-13 if jacobian.dtype == torch.float64 else 1e-4
-    with torch.no_grad():
-        start = torch.cat([model(part).double().flatten() for part in jacobian.batches])
-    if centred:
-        start = torch.zeros_like(start)
-    target = as_outputs(y, jacobian.n, jacobian.k).flatten().to(start)
-    problem = _Problem(jacobian, start, target, ridge, rounded)
     limit = 10 * min(jacobian.shape) if iterations is None else iterations
     bound = parse_memory(memory) or default_memory(jacobian.device, BASIS_MEMORY)
     problem.near = max(4, bound // problem.each)
@@ -138,6 +126,45 @@ def tangent_solve(
         return _iterate(problem, _Plan(tolerance, limit, room, every), None)
     with Checkpoint(checkpoint) as stored:
         return _iterate(problem, _Plan(tolerance, limit, room, every), stored)
+
+
+def posed(
+    model: Model | nn.Module,
+    x: Inputs | DataLoader[Any],
+    y: Target | None,
+    *,
+    ridge: float,
+    centred: bool,
+    batch: int,
+    rounded: torch.dtype | None,
+) -> Problem:
+    """Check the arguments of a least-squares problem of a tangent model, and pose it.
+
+    Args:
+        model: A model or a module.
+        x: The inputs of n points, or a loader of pairs (inputs, targets).
+        y: The targets, or `None` for those of the loader.
+        ridge: The coefficient of ‖v‖²/2.
+        centred: Whether to leave out h(w₀).
+        batch: The number of points that are processed at a time.
+        rounded: The dtype of products, or `None` for that of the model.
+
+    Returns:
+        The problem.
+    """
+    model = Model.of(model)
+    jacobian = JacobianOperator(model, _batches(model, x), batch=batch)
+    y = _targets(jacobian, y)
+    if not 0 <= ridge < math.inf:
+        raise InputError(f"The ridge is {ridge}; pass a finite number that is not negative.")
+    if rounded is not None and not rounded.is_floating_point:
+        raise InputError(f"rounded={rounded} is not a dtype of real numbers; pass one such as torch.float16.")
+    with torch.no_grad():
+        start = torch.cat([model(part).double().flatten() for part in jacobian.batches])
+    if centred:
+        start = torch.zeros_like(start)
+    target = as_outputs(y, jacobian.n, jacobian.k).flatten().to(start)
+    return Problem(jacobian, start, target, ridge, rounded)
 
 
 def _batches(model: Model, x: Inputs | DataLoader[Any]) -> Inputs | LoadedBatches:
@@ -152,7 +179,7 @@ def _targets(jacobian: JacobianOperator, y: Target | None) -> Target:
     return jacobian.batches.targets
 
 
-class _Problem:
+class Problem:
     """The least-squares problem min ‖y - h - Dh v‖² + shift‖v‖²."""
 
     def __init__(
@@ -166,12 +193,14 @@ class _Problem:
         self.near = 0
         """The number of vectors that are kept on the device."""
 
+    def fast(self) -> Products:
+        """The Jacobian whose products have the precision of the iteration."""
+        exact = self.jacobian
+        return exact if self.rounded is None else Products(exact, self.rounded, exact.automatic)
+
     def krylov(self, right: Tensor) -> Krylov:
         """Start the Krylov space from a right-hand side."""
-        jacobian = self.jacobian
-        if self.rounded is not None:
-            jacobian = Products(jacobian, self.rounded, jacobian.automatic)
-        return Krylov(jacobian, right, stored=self.rounded, near=self.near)
+        return Krylov(self.fast(), right, stored=self.rounded, near=self.near)
 
     def outputs(self, v: Tensor) -> Tensor:
         """The outputs of the tangent model at v."""
@@ -216,7 +245,7 @@ class _Iteration:
         self.done, self.relative, self.restarts = state["done"], state["relative"], state["restarts"]
 
 
-def _iterate(problem: _Problem, plan: _Plan, checkpoint: Checkpoint | None) -> TangentSolution:
+def _iterate(problem: Problem, plan: _Plan, checkpoint: Checkpoint | None) -> TangentSolution:
     """Solve the problem, and solve it again for what rounding and a full memory have left."""
     jacobian, right = problem.jacobian, problem.target - problem.start
     zero = torch.zeros(jacobian.shape[1], dtype=torch.float64, device=jacobian.device)
@@ -297,7 +326,7 @@ class _Stored:
 class TangentSolution:
     """The tangent model fitted by `tangent_solve`."""
 
-    _problem: _Problem
+    _problem: Problem
     _flat: Float64[Tensor, " p"]
     residual: float
     """The norm of the gradient of the objective, relative to that at v = 0, computed from products."""
@@ -367,8 +396,8 @@ class TangentSolution:
     def _space(self, size: int | None = None) -> tuple[Krylov, Projection]:
         if self._krylov is None or self._krylov.size == 0:
             raise InputError(
-                "The Krylov space was not kept, since its bases did not fit into the memory or it was started again to"
-                " correct rounding errors; pass a larger `memory` or `tolerance` to tangent_solve."
+                "There is no Krylov space: its bases did not fit into the memory, it was started again to correct"
+                " rounding errors, or tangent_sgd was used; pass a larger `memory` or `tolerance` to tangent_solve."
             )
         return self._krylov, self._krylov.project(size)
 
