@@ -132,7 +132,7 @@ def test_the_pass_that_is_best_for_held_out_images_is_chosen(deflated: int, monk
     """By a Krylov method, and by deflated SGD as at the size of the paper."""
     small = replace(SETTINGS["digits"], deflated=deflated, batch=64, probe=64)
     monkeypatch.setitem(SETTINGS, "digits", small)
-    point = {"setting": "digits", "row": "linearised VGG", "width": 1, "passes": 12}
+    point: Params = {"setting": "digits", "row": "linearised VGG", "width": 1, "passes": 12}
     (result,) = trial([point], CPU)
     at, held, test = (np.asarray(result[f"pass_{name}"]) for name in ("count", "held_accuracy", "test_accuracy"))
     assert at.tolist() == [1, 2, 3, 4, 6, 8, 12]

@@ -127,3 +127,12 @@ def test_products_are_those_of_the_definition_for_models_that_people_bring(row: 
         found = Products(jacobian).matvec(u)
     expected = torch.cat(list(subject.plain.jacobian.values()), 1) @ u.double()
     assert (found - expected).norm() <= 10 * row.tolerance * expected.norm()
+
+
+def test_jacobians_at_some_points_share_the_factors_that_do_not_overflow() -> None:
+    whole = Products(JacobianOperator(Model(network(1e5)), torch.ones(4, 1, 6, 6)), torch.float16)
+    whole._sizes["weights"] = 8.0  # too large, as for a net with larger derivatives
+    part = whole.on(torch.tensor([1, 3]))
+    assert part.rmatvec(torch.ones(6)).isfinite().all()
+    assert whole._sizes == part._sizes
+    assert whole._sizes["weights"] < 8.0

@@ -149,6 +149,6 @@ def test_wrong_numbers_are_refused(changes: dict[str, object], message: str) -> 
 def test_loaders_and_flows_are_refused_with_the_remedy() -> None:
     model, x, y = problem(6)
     with pytest.raises(InputError, match="pass the inputs"):
-        sgd.tangent_sgd(model, DataLoader(TensorDataset(x, y)), y)  # type: ignore[arg-type]
+        sgd.tangent_sgd(model, DataLoader(TensorDataset(x, y)), y)
     with pytest.raises(InputError, match="tangent_sgd was used"):
         sgd.tangent_sgd(model, x, y, epochs=1).flow([1.0])

@@ -65,8 +65,8 @@ class Products(JacobianOperator):
                 " None."
             )
         squares = sum(float(w.double().square().sum()) for w in self.model.params.values())
-        self._forward = math.log2(squares / self.shape[1]) / 2 if squares > 0 else 0.0
-        self._backward = float(_FIRST)
+        sizes = {"directions": math.log2(squares / self.shape[1]) / 2 if squares > 0 else 0.0, "weights": float(_FIRST)}
+        self._sizes = sizes  # binary logarithms, which the Jacobians at some of the points share
         self.automatic = _agrees(jacobian) if automatic is None else automatic
         """Whether automatic differentiation is used."""
 
@@ -97,13 +97,13 @@ class Products(JacobianOperator):
         def product(scale: float) -> Tensor:
             return super(Products, self).matmat((u * scale)[:, None])[:, 0].div_(scale)
 
-        return product(1.0) if self._rounded is None else self._finite(lambda: product(_scale(u, self._forward)))
+        return self._finite(u, "directions", product)
 
     def rmatvec(self, v: Float[Tensor, " rows"]) -> Float[Tensor, " columns"]:
         def product(scale: float) -> Tensor:
             return super(Products, self).rmatmat((v * scale)[:, None])[:, 0].div_(scale)
 
-        return product(1.0) if self._rounded is None else self._finite(lambda: product(_scale(v, self._backward)))
+        return self._finite(v, "weights", product)
 
     def matmat(self, u: Float[Tensor, "columns m"]) -> Float[Tensor, "rows m"]:
         return torch.stack([self.matvec(column) for column in u.T], 1)
@@ -111,13 +111,16 @@ class Products(JacobianOperator):
     def rmatmat(self, v: Float[Tensor, "rows m"]) -> Float[Tensor, "columns m"]:
         return torch.stack([self.rmatvec(column) for column in v.T], 1)
 
-    def _finite(self, product: Callable[[], Tensor]) -> Tensor:
-        """Compute a product, again with smaller factors if it overflows."""
+    def _finite(self, vector: Tensor, kind: str, product: Callable[[float], Tensor]) -> Tensor:
+        """Compute the product of a scaled vector, in low precision again with smaller factors if it overflows."""
+        if self._rounded is None:
+            return product(1.0)
         while True:
-            found = product()
-            if self._backward < _SMALLEST or bool(found.isfinite().all()):
+            found = product(_scale(vector, self._sizes[kind]))
+            if self._sizes["weights"] < _SMALLEST or bool(found.isfinite().all()):
                 return found
-            self._forward, self._backward = self._forward - _STEP, self._backward - _STEP
+            for name in self._sizes:
+                self._sizes[name] -= _STEP
 
 
 def _scale(vector: Tensor, size: float) -> float:

@@ -114,7 +114,8 @@ def tangent_sgd(
     found = run.descend(epochs, tolerance, watch)
     gradient, first = (float(problem.left(v)[1].norm()) for v in (found.v, torch.zeros_like(found.v)))
     residual = gradient / first if first > 0 else 0.0
-    return TangentSolution(problem, found.v, residual, found.epochs, found.met, None)
+    pace = found.time / found.epochs if found.epochs else 0.0
+    return TangentSolution(problem, found.v, residual, found.epochs, found.met, None, pace)
 
 
 @dataclass(frozen=True)
@@ -122,6 +123,8 @@ class _Found:
     v: Float[Tensor, " p"]
     epochs: int
     met: bool
+    time: float
+    """The time of the gradient flow, the sum of the step sizes that momentum repeats 1/(1 - m) times."""
 
 
 class _Deflation:
@@ -163,7 +166,8 @@ class _Run:
         count = min(count, min(part.shape) // 2)
         # A random start has a part along every eigenvector; targets may be orthogonal to some of the largest.
         space = Krylov(part, self._noise(part.shape[0]).double(), stored=stored)
-        with Bar("largest eigenvectors", total=max(1, 2 * count)) as bar:
+        size = 3 * count * part.shape[1] * stored.itemsize / 1e9
+        with Bar(f"largest eigenvectors ({size:.2g} GB)", total=max(1, 2 * count)) as bar:
             while space.size < 2 * count and not space.complete:
                 space.extend()
                 bar.reach(space.size)
@@ -203,7 +207,7 @@ class _Run:
         """Run the epochs, and undo those that make the loss grow."""
         v = torch.zeros(self.jacobian.shape[1], dtype=self.jacobian.dtype, device=self.jacobian.device)
         speed, best, first = torch.zeros_like(v), v.clone(), float(self.right.square().mean())
-        least, done, halved, met = 1.0, 0, 0, first == 0
+        least, done, halved, time, met = 1.0, 0, 0, 0.0, first == 0
         with Bar("tangent model", total=epochs) as bar:
             while done < epochs and not met:
                 loss = self._epoch(v, speed) / first
@@ -218,10 +222,11 @@ class _Run:
                     least = loss
                     best.copy_(v)
                 done, met = done + 1, loss <= tolerance
+                time += self.jacobian.n // self.batch * self.step / (1 - MOMENTUM)
                 bar.reach(done)
                 if watch is not None:
                     watch(done, self._named(v.double()))
-        return _Found(v.double(), done, met)
+        return _Found(v.double(), done, met, time)
 
     def _epoch(self, v: Tensor, speed: Tensor) -> float:
         """Take one step per batch in place, and return the mean loss before each step; points that remain are left."""

@@ -336,6 +336,12 @@ class TangentSolution:
     """Whether the residual is within ten times the tolerance, or within the square root of the tolerance and ten times
     the rounding error of a product."""
     _krylov: Krylov | None
+    pace: float | None = None
+    """The time of the gradient flow that a pass of `tangent_sgd` takes, on average; `None` for `tangent_solve`.
+
+    Up to the noise of batches, its result is that of the flow at `pace` times the passes, apart from the largest
+    eigenvalues.
+    """
 
     @property
     def ridge(self) -> float:
