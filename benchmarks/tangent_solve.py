@@ -1,9 +1,10 @@
 """Benchmark `tangent_solve` against SciPy's LSMR: the tangent model of VGG-11 on CIFAR-10, or of a small VGG on digits.
 
-    python benchmarks/tangent_solve.py [--device cuda] [--iterations 145] [--real] [--peer]
+    python benchmarks/tangent_solve.py [--device cuda] [--iterations 145] [--epochs 20] [--real] [--peer]
 
-`--real` uses all images of CIFAR-10. `--peer` also runs `scipy.sparse.linalg.lsmr` on the same products for as many
-iterations. Times include the last residual, which is computed in full precision.
+`--real` uses all images of CIFAR-10. `--epochs` also runs `tangent_sgd`, for so many passes. `--peer` also runs
+`scipy.sparse.linalg.lsmr` on the same products for as many iterations. Times include the last residual, which is
+computed in full precision.
 """
 
 from __future__ import annotations
@@ -20,10 +21,18 @@ from lazyscope.flow.training import peak_memory
 from lazyscope.model.base import Model
 from lazyscope.model.jacobian import JacobianOperator
 from lazyscope.model.vgg import VGG11, vgg
+from lazyscope.solve.sgd import tangent_sgd
 from lazyscope.solve.tangent import tangent_solve
 
 
-def main(device: str = "cpu", iterations: int = 40, batch: int = 2000, real: bool = False, peer: bool = False) -> None:
+def main(
+    device: str = "cpu",
+    iterations: int = 40,
+    epochs: int = 0,
+    batch: int = 2000,
+    real: bool = False,
+    peer: bool = False,
+) -> None:
     """Solve, and print time, memory, residual and accuracies."""
     where = torch.device(device)
     layers: tuple[int | str, ...] = VGG11
@@ -48,6 +57,18 @@ def main(device: str = "cpu", iterations: int = 40, batch: int = 2000, real: boo
     print(f"tangent_solve: {solution.iterations} iterations, {seconds:.1f} s, residual {solution.residual:.1e}")
     print(f"  vectors {solution.memory / 1e9:.1f} GB, peak {peak_memory(where) / 1e9:.1f} GB")
     print(f"  training accuracy {accuracy(solution.outputs, y):.2f} %, test accuracy {test:.2f} %")
+    if epochs:
+        size = 250 if real else 32
+        with TF32.settings():
+            before = time.perf_counter()
+            descent = tangent_sgd(model, x, y, centred=True, epochs=epochs, tolerance=0.0, batch=size)
+            other = time.perf_counter() - before
+            test = accuracy(descent.predict(unseen.normalised(), batch=batch), unseen.labels)
+        print(
+            f"tangent_sgd: {epochs} passes, {other:.1f} s, residual {descent.residual:.1e}, flow time"
+            f" {epochs * (descent.pace or 0.0):.0f}"
+        )
+        print(f"  training accuracy {accuracy(descent.outputs, y):.2f} %, test accuracy {test:.2f} %")
     if peer:
         from scipy.sparse.linalg import lsmr
 
