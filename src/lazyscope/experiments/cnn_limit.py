@@ -440,7 +440,7 @@ EXPERIMENT = Experiment(
         " images. As a linearised network gets wider, its kernel and its predictions approach those of the limit; the"
         " band is two standard errors of a test accuracy wide on either side."
     ),
-    cost={"quick": "10 s on two cores", "paper": "25 min on one GPU, with CIFAR-10"},
+    cost={"quick": "10 s on two cores", "paper": "30 min on one GPU, with CIFAR-10"},
     grid=grid,
     trial=trial,
     figure=figure,

@@ -39,6 +39,7 @@ _LARGER = 10.0
 """An epoch whose loss is this many times that of the best one is undone: the steps were too long."""
 
 _HALVINGS = 20
+"""How often the step size is halved before the iteration gives up."""
 
 
 @without_autocast
@@ -112,7 +113,8 @@ def tangent_sgd(
     sample = min(max(500, n // 10) if sample is None else sample, n)
     run = _Run(problem, min(batch, n), deflated, sample, torch.Generator().manual_seed(seed))
     found = run.descend(epochs, tolerance, watch)
-    gradient, first = (float(problem.left(v)[1].norm()) for v in (found.v, torch.zeros_like(found.v)))
+    gradient = float(problem.left(found.v)[1].norm())
+    first = float(problem.jacobian.rmatvec(run.right.to(problem.jacobian.dtype)).double().norm())
     residual = gradient / first if first > 0 else 0.0
     pace = found.time / found.epochs if found.epochs else 0.0
     return TangentSolution(problem, found.v, residual, found.epochs, found.met, None, pace)
