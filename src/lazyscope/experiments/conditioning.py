@@ -5,6 +5,8 @@ is computed from the spectrum alone, and measured: gradient descent, momentum, g
 eigenvalues, SGD, SGD without the largest eigenvalues (`tangent_sgd`), and the Krylov method of `tangent_solve`. A pass
 is one product with Dh(w₀) and one with its transpose over all images, as in an epoch. The passes that find the step
 size and the largest eigenvectors are not counted.
+
+Longer than 350 lines because each of six methods is both run and predicted.
 """
 
 from __future__ import annotations
