@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -321,14 +320,12 @@ def _shown(progress: Progress | None) -> Iterator[Progress]:
 
 @contextmanager
 def _no_hints() -> Iterator[None]:
-    # Warnings of vmap about slow operations, which users cannot avoid. Some are printed by torch itself, one for each
-    # batch normalisation in evaluation mode and each call, so that Python's filters do not see them.
+    # Warnings of vmap about slow operations, which users cannot avoid: one for each batch normalisation in evaluation
+    # mode and each call. Python's filters are not used, because threads overwrite each other's changes to them.
     switch: Callable[[bool], None] = torch._C._functorch._set_vmap_fallback_warning_enabled  # type: ignore[attr-defined]
     switch(False)
     try:
-        with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", message="There is a performance drop")
-            yield
+        yield
     finally:
         switch(True)
 
