@@ -38,13 +38,12 @@ from lazyscope.model.jacobian import JacobianOperator
 from lazyscope.model.transform import Scaled
 from lazyscope.model.vgg import VGG11, vgg
 from lazyscope.solve.products import Products
-from lazyscope.solve.sgd import tangent_sgd
+from lazyscope.solve.sgd import MOMENTUM, tangent_sgd
 from lazyscope.tangent.kernel import tangent_kernel
 
 CLASSES, TOP, PROBE = 10, 10, 25
 """The number of classes; as many eigenvalues stand out; the passes that find them."""
 
-MOMENTUM = 0.9
 METHODS = ("gradient descent", "momentum", "deflated", "SGD", "deflated SGD", "Krylov")
 VARIANTS = ("as it is", "centred", "gain 1.3", "gain √2", "average pooling")
 
