@@ -82,7 +82,7 @@ def grid(scale: str) -> list[Params]:
         size: Params = {"setting": "VGG-11 on CIFAR-10", "epochs": 70, "batch": 128, "lr": 1.0}
         alphas, seeds, iterations = [0.1, 0.3, *(10.0**k for k in range(8))], range(3), 180
     else:
-        size = {"setting": "small VGG on digits", "epochs": 10, "batch": 64, "lr": 1.0}
+        size = {"setting": "small VGG on digits", "epochs": 8, "batch": 64, "lr": 1.0}
         alphas, seeds, iterations = [0.1, 1.0, 1e3], range(1), 40
     runs: list[Params] = [
         {"kind": TRAIN, "alpha": alpha, "seed": seed, **size} for seed in seeds for alpha in (*alphas, math.inf)

@@ -198,7 +198,7 @@ ROWS: dict[str, list[Params]] = {
         {"row": "linearised ResNet", "width": 1, "passes": 64},
         {"row": "linearised VGG", "width": 1, "passes": 64},
         {"row": "random features"},
-        {"row": "standard VGG", "width": 1, "epochs": 40, "batch": 64, "lr": 0.1},
+        {"row": "standard VGG", "width": 1, "epochs": 32, "batch": 64, "lr": 0.1},
         {"row": "standard ResNet", "width": 1, "epochs": 40, "batch": 64, "lr": 0.15},
         {"row": CODED, "width": 1, "epochs": 16, "batch": 64, "lr": 0.1, "again": False},
         {"row": CODED, "width": 1, "epochs": 16, "batch": 64, "lr": 0.1, "again": True},

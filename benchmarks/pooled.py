@@ -1,0 +1,94 @@
+"""Compare what may explain the distance from published accuracies of pooled limit kernels (Arora et al., 2020).
+
+    python benchmarks/pooled.py [--device cuda] [--images 1280] [--tests 1000] [--depth 14] [--small]
+
+The figure `cnn-limit` has kernel regression without a ridge on the first images of CIFAR-10. Here the same kernel is
+computed for the images as they are and coded as JPEG once more, with as many training images of each class, and fitted
+by regression with several ridges and by a support vector machine with several constants C. --small reduces the images
+to a quarter of their side, which shows what to expect on a CPU. --save writes the kernels to a file.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from sklearn.svm import SVC
+from torch import Tensor
+
+from lazyscope.data import cifar10
+from lazyscope.data.images import Images
+from lazyscope.data.jpeg import coded_again
+from lazyscope.tangent.limit_convolution import limit_kernel_convolution
+from lazyscope.tangent.regression import kernel_regression
+
+CLASSES, RIDGES, CONSTANTS = 10, (0.0, 1e-4, 1e-3, 1e-2), (1.0, 10.0, 100.0, 1e4)
+
+
+def balanced(images: Images, count: int, seed: int) -> Images:
+    """Choose as many images of each class at random, in a random order."""
+    random = np.random.default_rng(seed)
+    labels = images.labels.cpu().numpy()
+    rows = [random.permutation(np.flatnonzero(labels == k))[: count // CLASSES] for k in range(CLASSES)]
+    order = torch.from_numpy(random.permutation(np.concatenate(rows)))
+    return replace(images, pixels=images.pixels[order], labels=images.labels[order])
+
+
+def normalised(sides: tuple[Images, Images], small: bool) -> list[Tensor]:
+    """The images with the mean and the standard deviation of all training images, as in `cnn-limit`."""
+    every = sides[0].pixels[:10_000].double() / sides[0].white
+    mean, std = (tuple(each.tolist()) for each in (every.mean((0, 2, 3)), every.std((0, 2, 3))))
+    found = [replace(side, mean=mean, std=std).normalised() for side in sides]
+    return [F.avg_pool2d(x, 4) for x in found] if small else found
+
+
+def accuracies(kernel: Tensor, cross: Tensor, seen: Tensor, unseen: Tensor) -> dict[str, float]:
+    """The test accuracies of regression with each ridge, and of a support vector machine with each C."""
+    target, found = F.one_hot(seen.long(), CLASSES).double() - 0.1, {}
+    for ridge in RIDGES:
+        found[f"ridge {ridge:g}"] = kernel_regression(kernel, None, target, ridge=ridge).accuracy(cross, unseen)
+    scale = kernel.diagonal().mean()
+    gram, rows = ((each / scale).double().cpu().numpy() for each in (kernel, cross))
+    for constant in CONSTANTS:
+        machine = SVC(C=constant, kernel="precomputed").fit(gram, seen.cpu().numpy())
+        found[f"SVM {constant:g}"] = float(machine.score(rows, unseen.cpu().numpy()))
+    return found
+
+
+def main() -> None:
+    """Print a table."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--images", type=int, default=1280)
+    parser.add_argument("--tests", type=int, default=1000)
+    parser.add_argument("--depth", type=int, default=14)
+    parser.add_argument("--small", action="store_true")
+    parser.add_argument("--save", type=Path)
+    given = parser.parse_args()
+    options = {"depth": given.depth, "pooled": True, "weight_variance": 2.0}
+    options["weight_rate"] = [0.0, *[2.0] * (given.depth - 2), 0.0]  # the first and the last layer are fixed
+    seen, unseen = cifar10.images("train"), cifar10.images("test")
+    chosen, tests = balanced(seen, given.images, 0), unseen[: given.tests]
+    kept: dict[str, np.ndarray] = {}
+    for name in ("as they are", "coded again"):
+        again = name == "coded again"
+        x, new = normalised((coded_again(chosen), coded_again(tests)) if again else (chosen, tests), given.small)
+        x, new = x.to(given.device), new.to(given.device)
+        began = time.perf_counter()
+        kernel, cross = limit_kernel_convolution(x, **options), limit_kernel_convolution(new, x, **options)
+        kept |= {f"kernel, {name}": kernel.cpu().numpy(), f"cross, {name}": cross.cpu().numpy()}
+        print(f"images {name}: {time.perf_counter() - began:.0f} s", flush=True)
+        for n in (given.images // 4, given.images // 2, given.images):
+            found = accuracies(kernel[:n, :n], cross[:, :n], chosen.labels[:n], tests.labels)
+            print(f"  n = {n:4d}  " + "  ".join(f"{fit} {100 * hits:.1f}" for fit, hits in found.items()), flush=True)
+    if given.save:
+        np.savez(given.save, allow_pickle=False, seen=chosen.labels.numpy(), unseen=tests.labels.numpy(), **kept)
+
+
+if __name__ == "__main__":
+    main()
