@@ -48,12 +48,17 @@ STATEMENTS: dict[str, list[Statement]] = {
         Statement("Figure 1(a,b)", "paths of neurons, lazy and not", ("cover",), "Figure 1(a,b)"),
         Statement("Figure 1(c)", "test loss against τ", ("scale",), "Figure 1(c)"),
         Statement(
-            "§1.2, κ",
-            "relative scale; α, homogeneous and wide models",
+            "§1.2, equation (1)",
+            "κ, the inverse relative scale; scaled, homogeneous and wide models",
             ("relative-scale", "lazyscope.theory.relative_scale"),
-            "section 1.2",
+            "equation (1)",
         ),
-        Statement("§1.2, any loss", "the first criterion", ("lazyscope.theory.RelativeScale",), "1.2"),
+        Statement("§1.2, any loss", "the first criterion", ("lazyscope.theory.RelativeScale",), "criterion of section"),
+        Statement("Equation (2)", "the objective of the scaled model", ("lazyscope.Scaled",), "equation (2)"),
+        Statement("Equation (3)", "the linearised model", ("lazyscope.Linearised",), "equation (3)"),
+        Statement("Equation (4)", "gradient flow", ("lazyscope.gradient_flow",), "equation (4)"),
+        Statement("Equation (5)", "gradient flow of the linearised model", ("lazyscope.tangent_flow",), "equation (5)"),
+        Statement("Assumption 2.1", "Dh and the gradient of R", ("lazyscope.theory.general",), "Assumption 2.1"),
         Statement("Theorem 2.2", "any horizon T, any smooth R", ("rates", "lazyscope.theory.general"), "Thm 2.2"),
         Statement("Theorem 2.3", "square loss, with constants", ("lazyscope.theory.finite_horizon",), "Theorem 2.3"),
         Statement(
@@ -93,8 +98,14 @@ STATEMENTS: dict[str, list[Statement]] = {
             ("convex", "convex-plane", "convex-exercises"),
             "convex optimisation",
         ),
+        Statement("Figure 2", "level sets, and paths of gradient descent", ("convex-plane",), "level"),
         Statement("Linear models", "least squares with p > n, p < n and any rank", ("least-squares",), "linear models"),
-        Statement("Lazy training", "κ → 0 as m → ∞, and Le Cun's scaling", ("relative-scale",), "Hadiji 2023"),
+        Statement("Definition", "κ for the square loss", ("relative-scale",), "Hadiji 2023"),
+        Statement("Theorem (Chizat, Oyallon, Bach '19)", "trajectories within O(1/α²)", ("rates",), "O(1/α²)"),
+        Statement(
+            "Proposition (infinite width)", "κ → 0 as m → ∞, and Le Cun's scaling", ("relative-scale",), "Le Cun"
+        ),
+        Statement("Figure 3", "accuracies of the paper", ("cnn-scale", "cnn-wide"), "Figure 3(b)"),
         Statement("Neural tangent kernel", "its limit in wide nets", ("wide-limit",), "Hadiji 2023"),
     ],
     POSTER: [
@@ -113,16 +124,34 @@ STATEMENTS: dict[str, list[Statement]] = {
     ],
     TALK: [
         Statement("Adaptivity", "y = g(Ax) with few rows in A", ("adaptivity",), "Adaptivity"),
-        Statement("Mean-field dynamic", "particles follow the Wasserstein flow", ("mean-field",), "mean-field dynamic"),
-        Statement("Global convergence", "full support at the start", ("particles",), "full support"),
+        Statement(
+            "Theorem, mean-field dynamic",
+            "particles follow the Wasserstein flow",
+            ("mean-field",),
+            "mean-field dynamic",
+        ),
+        Statement("Theorem, global convergence", "full support at the start", ("particles",), "full support"),
+        Statement("Corollary, global convergence", "F tends to its infimum", ("particles",), "lim F(μ_{m,t}) = inf F"),
         Statement("Numerical illustrations", "5, 10 and 100 neurons; risk against m", ("particles",), "illustrations"),
         Statement("Sparse deconvolution", "conic particle descent on T²", ("deconvolution",), "sparse deconvolution"),
-        Statement("Sharpness", "Polyak–Łojasiewicz inequality and its rate", ("sharpness",), "sharpness"),
-        Statement("Quantitative global convergence", "W∞ and β/α", ("sharpness",), "quantitative global convergence"),
+        Statement("Theorem, sharpness", "Polyak–Łojasiewicz inequality", ("sharpness",), "sharpness theorem"),
+        Statement("Corollary, sharpness", "exponential convergence", ("sharpness",), "corollary: exponentially fast"),
         Statement(
-            "Mirror descent rate", "log t / t for β = 0", ("deconvolution", "lazyscope.theory.entropy_bound"), "mirror"
+            "Theorem, quantitative global convergence", "W∞ and β/α", ("sharpness",), "quantitative global convergence"
         ),
-        Statement("Implicit bias", "max-margin classifiers in F₁ and F₂", ("margin",), "implicit bias"),
+        Statement(
+            "Lemma, mirror descent rate",
+            "log t / t for β = 0",
+            ("deconvolution", "lazyscope.theory.entropy_bound"),
+            "mirror",
+        ),
+        Statement("Theorem (Soudry et al.)", "linear classifiers tend to the SVM", ("margin",), "svm"),
+        Statement("Theorem, implicit bias", "max-margin classifiers in F₁ and F₂", ("margin",), "implicit bias"),
+        Statement(
+            "Theorem (Non-asymptotic)", "any horizon, R may not be convex", ("rates",), "R potentially non-convex"
+        ),
+        Statement("Theorem (Strongly convex)", "all times, R strongly convex", ("rates",), "R strongly convex"),
+        Statement("Figure 5", "VGG-11 on CIFAR-10", ("cnn-scale",), "talk's Figure 5"),
         Statement("Neural Tangent Kernel", "1/√m against 1/m", ("wide-limit",), "Neural Tangent Kernel"),
         Statement("Relative scale", "κ ≍ (mα(m))⁻¹ and where it fails", ("relative-scale",), "talk"),
     ],

@@ -33,6 +33,34 @@ def test_a_carrier_names_its_statement(row: statements.Statement) -> None:
     assert any(row.cited.lower() in text(carrier).lower() for carrier in row.carriers), row
 
 
+NUMBERED = {
+    statements.PAPER: (
+        *("Equation (1)", "Equation (2)", "Equation (3)", "Equation (4)", "Equation (5)", "Assumption 2.1"),
+        *("Theorem 2.2", "Theorem 2.3", "Theorem 2.4", "Theorem 2.5"),
+        *("Figure 1(a,b)", "Figure 1(c)", "Figure 2(a)", "Figure 2(b)", "Figure 3(a)", "Figure 3(b)"),
+    ),
+    statements.SUPPLEMENT: (
+        *("Eq. (8)", "Proposition A.1", "Lemma B.1", "Lemma B.2"),
+        *("Figure 4", "Figure 5", "Figure 6", "Figure 7(a)", "Figure 7(b)"),
+    ),
+    statements.LECTURE: ("Figure 2", "Figure 3", "Definition", "Theorem", "Proposition"),
+    statements.POSTER: ("Theorem 1", "Theorem 2", "Theorem 3", "Figure 1", "Figure 2", "Figure 3"),
+    statements.TALK: (
+        *("Theorem, mean-field", "Theorem, global convergence", "Corollary, global convergence"),
+        *("Theorem, sharpness", "Corollary, sharpness", "Theorem, quantitative", "Lemma, mirror descent rate"),
+        *("Theorem (Soudry", "Theorem, implicit bias", "Theorem (Non-asymptotic)", "Theorem (Strongly convex)"),
+        "Figure 5",
+    ),
+}
+"""The numbered statements of the sources, read from them; unnumbered theorems by their titles."""
+
+
+@pytest.mark.parametrize("source", NUMBERED)
+def test_every_numbered_statement_of_a_source_is_on_the_page(source: str) -> None:
+    labels = [row.label.lower() for row in statements.STATEMENTS[source]]
+    assert [name for name in NUMBERED[source] if not any(name.lower() in label for label in labels)] == []
+
+
 def test_every_experiment_is_on_the_page() -> None:
     assert set(experiments()) - {carrier for row in ROWS for carrier in row.carriers} == set()
 

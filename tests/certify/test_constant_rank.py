@@ -169,6 +169,15 @@ def test_rank_deficient_nets_are_outside_the_hypotheses() -> None:
     assert least_scale(net.symmetrised(), Square(), x, y) == math.inf
 
 
+def test_the_rank_is_counted_in_the_precision_of_the_model() -> None:
+    """Rounding in float32 is far above that of float64, in which the singular values are computed."""
+    net, x, y = few()
+    for dtype in (torch.float32, torch.float64):
+        found = under_parameterised(net.symmetrised().to(dtype), Square(), x.to(dtype), y.to(dtype), alpha=1e14)
+        assert "rank 3 at w₀, 6 parameters, 8 outputs" in str(found)
+        assert not found.applies
+
+
 @pytest.mark.slow
 def test_a_constant_rank_that_is_known() -> None:
     """The weights of h(w) = g(Aw) have directions without effect, and its rank is constant."""

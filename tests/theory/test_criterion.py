@@ -259,6 +259,23 @@ def test_centred_and_scaled_models() -> None:
     assert "belongs to the loss CrossEntropy is criterion" in str(found)
 
 
+@pytest.mark.parametrize(("size", "distance"), [(1.0, 1e-8), (1e4, 1e-4)])
+def test_outputs_close_to_the_targets(size: float, distance: float) -> None:
+    """The residual is not a difference of squares of the outputs, which would leave nothing of it."""
+    random = torch.Generator().manual_seed(1)
+    net, x = nn.Sequential(nn.Linear(3, 8), nn.Tanh(), nn.Linear(8, 2)).double(), torch.randn(6, 3, generator=random)
+    net[2].weight.data *= size
+    x = x.double()
+    outputs = net(x).detach()
+    y = outputs + distance * torch.randn(6, 2, generator=random, dtype=torch.float64)
+    found = relative_scale(net, x, y)
+    assert found.residual == pytest.approx(float((outputs - y).norm()) / 6**0.5, rel=1e-9)
+    assert found.kappa == pytest.approx(2 * found.criterion * found.alignment, rel=1e-9)
+    for alpha in (1.0, 1 + 1e-9, 0.5, 3.0):
+        expected = float((alpha * outputs - y).norm()) / 6**0.5
+        assert found.scaled(alpha).residual == pytest.approx(expected, rel=1e-6)
+
+
 def test_two_layer_networks() -> None:
     net = TwoLayer.gaussian(3, 2, [0], activation=torch.tanh)[0].to(torch.float64)
     x, y = draw(0, N, 2), draw(1, N).sign()

@@ -1,4 +1,4 @@
-"""Figures 3(a) and 7(a): VGG-11 on CIFAR-10 from standard to lazy training, as a function of the scale α.
+"""Figures 3(a) and 7(a), and the talk's Figure 5: VGG-11 on CIFAR-10 from standard to lazy training, against α.
 
 The source trains the lazy model by SGD with a fixed number of epochs and calls the end of that training beyond its
 scope. Here the tangent model is also solved: its gradient flow at all times comes from one Krylov space.

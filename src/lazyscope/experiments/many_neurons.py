@@ -29,9 +29,8 @@ def figure(trials: Trials) -> Figure:
     seed = typical(trials.where(**PANELS[0][1]))
     for axis, (title, panel) in zip(axes[0], PANELS, strict=True):
         draw(axis, trials.where(seed=seed, **panel)[0])
-        axis.set_title(title)
+        axis.set_title(f"$m={trials[0].params['width']}$: {title[0].lower()}{title[1:]}")
         axis.set_ylabel("second coordinate" if axis is axes[0, 0] else "")
-    canvas.suptitle(f"{trials[0].params['width']} neurons", fontsize="medium")
     explain(canvas)
     return canvas
 
@@ -58,8 +57,9 @@ EXPERIMENT = Experiment(
     title="Many neurons: feature learning, and two lazy initialisations",
     caption=(
         "The cover figure with many neurons instead of twenty, of which each moves little to fit the data, so that the"
-        " axes of the left panel are enlarged: a wide network is lazy or not, depending on its scale. If its initial"
-        " output is not zero (middle), its neurons have to move further than otherwise (right), to compensate for it."
+        " axes of the left panel are enlarged, where the teacher's arrows show directions only: a wide network is lazy"
+        " or not, depending on its scale. If its initial output is not zero (middle), its neurons have to move further"
+        " than otherwise (right), to compensate for it."
     ),
     cost={"quick": "8 s on two cores", "paper": "4 min on two cores"},
     grid=grid,

@@ -3,7 +3,9 @@
 The models are smooth two-layer nets, with h - h(w₀) in place of h so that the flows start at 0. A symmetrised net also
 starts at 0, but its halves move in opposite directions, and the quadratic terms of h cancel in its outputs. They are
 therefore one order closer to those of the tangent model than the theorems state, which is shown as a separate case.
-Theorem 2.2 does not need a convex loss, and the Welsch loss is not convex on the path.
+Theorem 2.2 does not need a convex loss, and the Welsch loss is not convex on the path. The talk states both theorems
+without their rates (R potentially non-convex; R strongly convex), and the slides that of Theorem 2.4 for the weights,
+O(1/α²).
 """
 
 from __future__ import annotations

@@ -42,6 +42,7 @@ LE_CUN = "Le Cun"
 """The initialisation a_j ~ N(0, 1/m), without a scaling: ‖h(w₀)‖ and ‖D²h‖ are of order 1, and ‖Dh‖² grows like m,
 because of the outer layer."""
 
+TYPESET = {name: rf"$\alpha(m)={'1' if p == 0 else f'm^{{-{p:g}}}'}$" for name, p in SUMS.items()}
 SCALINGS = {**{name: max(-0.5, p - 1) for name, p in SUMS.items()}, LE_CUN: -1.0}
 """The exponents of κ in m."""
 
@@ -195,7 +196,7 @@ def figure(trials: Trials) -> Figure:
     page, axes = panels(1, 3, width=3.6, height=3.9)
     _draw(axes[0, 0], trials, "α", {"h": r"$\alpha h$"})
     _draw(axes[0, 1], trials, "λ", {str(q): f"{q} layers" for q in LAYERS})
-    _draw(axes[0, 2], trials, "m", {k: k if k == LE_CUN else rf"$\alpha(m)=${k}" for k in SCALINGS})
+    _draw(axes[0, 2], trials, "m", {k: TYPESET.get(k, k) for k in SCALINGS})
     axes[0, 0].set(title="scaled models", xlabel=r"scale $\alpha$", ylabel=r"$\kappa$")
     axes[0, 1].set(
         title="homogeneous nets", xlabel=r"scale $\lambda$ of the weights", ylabel=r"$\kappa$ at $\lambda w_0$"

@@ -272,7 +272,7 @@ def figure(trials: Trials) -> Figure:
         catapult.axvline(border, color=BLACK, lw=0.8, ls="--")
     catapult.set(title="catapult", xlabel=r"$\eta\lambda$ at the start", ylabel="ratio, product", yscale="log")
     catapult.set_ylim(bottom=catapult.get_ylim()[0] / 20)  # room for the legend
-    catapult.legend(loc="lower left")
+    catapult.legend(loc="lower left", frameon=True, framealpha=1, edgecolor="none")  # covers the lines
     return page
 
 

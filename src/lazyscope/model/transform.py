@@ -299,7 +299,7 @@ class Scaled(TangentModule):
 
 
 class Linearised(TangentModule):
-    """The tangent model h(w₀) + Dh(w₀)v of a model, as a module whose parameters are v.
+    """The tangent model h(w₀) + Dh(w₀)v of a model, equation (3), as a module whose parameters are v.
 
     This is the linearisation of the model around its initialisation: it is affine in v, and its tangent kernel
     Dh(w₀)Dh(w₀)ᵀ does not change during training. The parameters start at v = 0 and have the names and shapes of the

@@ -75,12 +75,13 @@ class Spectrum:
             x: The inputs of n points.
 
         Returns:
-            The singular values; those below the rounding error of the kernel count as 0.
+            The singular values; those below the rounding error of the kernel, in the dtype of the model, count as 0.
         """
         coordinates = model.coordinates(x, centred=True)
-        values = torch.linalg.eigvalsh(coordinates.kernel().detach().double() / len(Samples(x))).flip(0)
+        kernel = coordinates.kernel().detach()
+        values = torch.linalg.eigvalsh(kernel.double() / len(Samples(x))).flip(0)
         parameters = sum(w.numel() for w in coordinates.zeros().values())
-        noise = 4 * math.sqrt(len(values)) * torch.finfo(torch.float64).eps * float(values[0])
+        noise = 4 * math.sqrt(len(values)) * torch.finfo(kernel.dtype).eps * float(values[0])
         positive = [math.sqrt(value) for value in values[:parameters].tolist() if value > noise]
         return Spectrum(
             math.sqrt(max(0.0, float(values[0]))), min(positive, default=0.0), len(positive), parameters, len(values)

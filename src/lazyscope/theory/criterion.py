@@ -70,17 +70,17 @@ class Descent:
 class RelativeScale:
     """The inverse relative scale κ, the criterion, and their factors.
 
-    Norms of functions are those of L² of the empirical measure, ‖g‖² = (1/n) Σ |g(x_i)|². The norms ‖h(w₀)‖ and ‖y*‖
-    and the inner product ⟨h(w₀), y*⟩ determine the residual of every scaled model. In a metric P = SSᵀ, Dh stands for
-    Dh S, D²h for D²h(S·, S·), and ∇F for Sᵀ∇F.
+    Norms of functions are those of L² of the empirical measure, ‖g‖² = (1/n) Σ |g(x_i)|². The norms ‖h(w₀)‖, ‖y*‖ and
+    ‖h(w₀) - y*‖ determine the residual of every scaled model. In a metric P = SSᵀ, Dh stands for Dh S, D²h for
+    D²h(S·, S·), and ∇F for Sᵀ∇F.
     """
 
     initial: float
     """The norm ‖h(w₀)‖ of the initial outputs."""
     target: float
     """The norm ‖y*‖ of the targets."""
-    overlap: float
-    """The inner product ⟨h(w₀), y*⟩."""
+    residual: float
+    """The residual ‖h(w₀) - y*‖."""
     jacobian_norm: float
     """The operator norm ‖Dh(w₀)‖."""
     hessian_norm: float
@@ -139,7 +139,7 @@ class RelativeScale:
         return cls(
             initial=float(outputs.norm()) / math.sqrt(count),
             target=float(target.norm()) / math.sqrt(count),
-            overlap=float((outputs * target).sum()) / count,
+            residual=float((outputs - target).norm()) / math.sqrt(count),
             jacobian_norm=jacobian / math.sqrt(count),
             hessian_norm=search.value / math.sqrt(some),
             search=search,
@@ -148,11 +148,6 @@ class RelativeScale:
             at_start=at_start,
             notice=notice,
         )
-
-    @property
-    def residual(self) -> float:
-        """The residual ‖h(w₀) - y*‖."""
-        return math.sqrt(max(0.0, self.initial**2 - 2 * self.overlap + self.target**2))
 
     @property
     def kappa(self) -> float:
@@ -218,7 +213,7 @@ class RelativeScale:
 
         κ is also that of a symmetrised h, up to a factor of both norms.
         """
-        return replace(self, initial=0.0, overlap=0.0, at_start=self.at_zero)
+        return replace(self, initial=0.0, residual=self.target, at_start=self.at_zero)
 
     def started_at(self, factor: Number, degree: Number) -> RelativeScale:
         """Compute κ at λw₀ for a model that is q-homogeneous in w.
@@ -251,7 +246,8 @@ class RelativeScale:
         """
         _positive(factor)
         grown = factor ** (exponent + 0.5)
-        return replace(self._times(grown, grown, factor**exponent), overlap=0.0, at_start=None)
+        found = self._times(grown, grown, factor**exponent)
+        return replace(found, residual=math.hypot(found.initial, self.target), at_start=None)
 
     def lazy_scale(self, value: Number = LAZY) -> float:
         """Compute the scale α at which the centred model αh has a given κ, or for other losses a given criterion.
@@ -268,10 +264,12 @@ class RelativeScale:
 
     def _times(self, output: Number, first: Number, second: Number) -> RelativeScale:
         at_zero = replace(self.at_zero, gradient=self.at_zero.gradient * first)
+        # ‖λh - y‖² = λ‖h - y‖² + (λ - 1)(λ‖h‖² - ‖y‖²), which does not cancel where h is close to y and λ to 1.
+        across = (output - 1) * (output * self.initial**2 - self.target**2)
         return replace(
             self,
             initial=self.initial * output,
-            overlap=self.overlap * output,
+            residual=math.sqrt(max(0.0, output * self.residual**2 + across)),
             jacobian_norm=self.jacobian_norm * first,
             hessian_norm=self.hessian_norm * second,
             at_zero=at_zero,

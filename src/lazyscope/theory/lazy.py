@@ -122,6 +122,8 @@ def general(
 ) -> Certificate:
     """Certify Theorem 2.2 with the constants of its proof (supplement, B.1), for times t ≤ T = `horizon`.
 
+    Its hypotheses are those of Assumption 2.1: Dh is locally Lipschitz, and so is the gradient of R.
+
     The displacement is at most ρ(t) := (tR(y(0)))^½/α. Let L = Lip(h) and D = Lip(Dh) on the ball of radius ρ(T), G :=
     ‖∇R(y(0))‖ + ML(TR(y(0)))^½, C₁/α = 2LDρ(T)G and C₂ = L²M. Then ‖∇R(y)‖ ≤ G, and Grönwall's lemma gives
     ‖y - ȳ‖ ≤ (C₁/αC₂)(e^{C₂t} - 1). Integrating α‖w_α - w̄_α‖' ≤ Dρ(t)G + LM‖y - ȳ‖ gives the bound on ‖w_α - w̄_α‖.
