@@ -332,6 +332,8 @@ def claims(trials: Trials) -> list[Claim]:
             "the noise of batches is not predicted",
             ", ".join(f"{method} {error:.3f}" for method, error in noisy.items()),
             max(noisy.values()) <= 0.05,
+            "The steps of deflated SGD are so long that the noise of batches counts in the first passes, and the "
+            "Krylov space is too small for the smallest eigenvalues, which count in the last ones.",
         ),
         Claim(
             f"after {len(descended) - 1} passes, the loss of deflated SGD is less than half that of the Krylov method",

@@ -148,6 +148,8 @@ class Board:
         rows.add_row(mark, Text(claim.text))
         rows.add_row("", Text.assemble(("source: ", "dim"), claim.source))
         rows.add_row("", Text.assemble(("measured: ", "dim"), claim.measured))
+        if claim.reason and not claim.holds:
+            rows.add_row("", Text.assemble(("reason: ", "dim"), claim.reason))
         indented = Table.grid()
         indented.add_row("    ", rows)
         self.console.print(indented)

@@ -45,12 +45,14 @@ class Claim:
         source: The value in the source, and the place in the source.
         measured: The measured value.
         holds: Whether the measurement agrees with the statement.
+        reason: What is known about the reason of a failure; it is shown only if the claim fails.
     """
 
     text: str
     source: str
     measured: str
     holds: bool
+    reason: str = ""
 
 
 @dataclass(frozen=True)

@@ -46,6 +46,8 @@ def said(claim: Claim) -> str:
 def measured(claim: Claim) -> str:
     """Return what a table shows as the measurement, in which differences from the number of the source stand out.
 
+    The reason follows if the claim fails.
+
     Args:
         claim: The claim.
 
@@ -55,8 +57,11 @@ def measured(claim: Claim) -> str:
     Example:
         >>> measured(Claim("loss ~ α^s", "-1", "s = -0.997, +0.003 from -1", True))
         's = -0.997, <b class="difference">+0.003 from -1</b>'
+        >>> measured(Claim("loss ~ α^s", "-1", "s = -0.7", False, "too few steps"))
+        's = -0.7<br>Reason: too few steps'
     """
-    return _DIFFERENCE.sub(r'<b class="difference">\g<0></b>', html.escape(claim.measured))
+    marked = _DIFFERENCE.sub(r'<b class="difference">\g<0></b>', html.escape(claim.measured))
+    return marked + (f"<br>Reason: {html.escape(claim.reason)}" if claim.reason and not claim.holds else "")
 
 
 def refresh(experiments: Iterable[Experiment], store: Store, style: str = "print") -> list[ExperimentError]:
