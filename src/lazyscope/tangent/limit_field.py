@@ -78,7 +78,8 @@ class Part:
 
     def negated(self) -> Part:
         """The part multiplied by -1."""
-        return self if self.means is None else replace(self, means=(-self.means[0], -self.means[1]))
+        # The result is another object, because attention takes the same object for the same random variables.
+        return replace(self, means=None if self.means is None else (-self.means[0], -self.means[1]))
 
 
 @final

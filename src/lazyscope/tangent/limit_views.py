@@ -21,7 +21,7 @@ def view(run: Run, node: fx.Node) -> Field:
     field = run.fields[arguments(node)[0]]
     found = reshaped(field.axes, shape(node))
     if found is None:
-        raise refused(node, "this reshape mixes channels and positions")
+        raise refused(node, "this reshape mixes channels and positions; transpose them to separate axes first")
     axes, split = found
     places = [piece for atom in field.places for piece in split.get(atom, (atom,))]
     return field.flattened(axes, places)
@@ -44,7 +44,7 @@ def same(run: Run, node: fx.Node) -> Field:
     """A copy."""
     field = run.fields[arguments(node)[0]]
     if shape(node) != tuple(size_of(one) for one in field.axes):
-        raise refused(node, "hidden units are repeated")
+        raise refused(node, "hidden units are repeated; use each of them once, or let a layer with weights mix them")
     return field
 
 
@@ -64,7 +64,7 @@ def sliced(run: Run, node: fx.Node) -> Field:
     dim = rest[0] % len(field.axes)
     start, stop, step = slice(rest[1], rest[2], rest[3]).indices(size_of(field.axes[dim]))
     if step != 1:
-        raise refused(node, "a slice with a step has no rule")
+        raise refused(node, "a slice with a step has no rule; use a range of indices, or a convolution with a stride")
     return _ranged(node, field, dim, start, stop, drop=False)
 
 
@@ -84,7 +84,7 @@ def getitem(run: Run, node: fx.Node) -> Field:
         start = sum(sizes[:place])
         return _ranged(node, field, dim, start, start + sizes[place], drop=False)
     if place != 0:
-        raise refused(node, "only the first result has a rule")
+        raise refused(node, "only the first result has a rule; do not use the others")
     return run.fields[source]
 
 
@@ -95,7 +95,7 @@ def _ranged(node: fx.Node, field: Field, dim: int, start: int, stop: int, *, dro
         new_axis: Axis = () if drop else one
         return replace(field, axes=_without(field.axes, dim, new_axis, drop))
     if len(one) != 1:
-        raise refused(node, "it selects from several axes at once")
+        raise refused(node, "it selects from several axes at once; select before flattening them")
     (atom,) = one
     if not atom.channel:
         new = Atom(stop - start) if stop - start > 1 else None
@@ -103,7 +103,9 @@ def _ranged(node: fx.Node, field: Field, dim: int, start: int, stop: int, *, dro
         index = torch.arange(start, stop, device=some.device)
         return field.at(atom, index, _without(field.axes, dim, axis(new) if new else (), drop), new)
     if len(field.parts) > 1 or atom.step != max(a.step for a in channels(field.axes)) or field.parts[0].law == "input":
-        raise refused(node, "it selects channels of a concatenation, or of the inputs")
+        raise refused(
+            node, "it selects channels of a concatenation, or one of each group of them; select before concatenating"
+        )
     (part,) = field.parts
     width = part.size // atom.size
     sources = frozenset((layer, lo + start * width, lo + stop * width) for layer, lo, _ in part.sources)
