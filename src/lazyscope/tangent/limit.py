@@ -177,8 +177,8 @@ def _sites(
         if weight is None or not isinstance(argument, fx.Node):
             raise refused(
                 node,
-                "its weights must be one parameter, or a rearrangement of it times a number; remove what computes them"
-                " from parameters or hidden units, such as a weight normalisation",
+                "its weights, on the right, must be one parameter, or a rearrangement of it times a number; remove what"
+                " computes them from parameters or hidden units, such as a weight normalisation",
             )
         if parametrisation == "standard" and graph.trained(argument) - {weight.name}:
             raise refused(node, "a trained parameter multiplies its weights in the standard parametrisation; freeze it")

@@ -13,7 +13,7 @@ from torch import Tensor, fx
 
 from lazyscope.tangent.limit_axes import Atom, Axes, axis, channels, size_of
 from lazyscope.tangent.limit_field import Field
-from lazyscope.tangent.limit_graph import arguments, refused, shape
+from lazyscope.tangent.limit_graph import arguments, optional, refused, shape
 from lazyscope.tangent.limit_run import Run, independent, with_axes
 
 aten = torch.ops.aten
@@ -51,8 +51,7 @@ def _mixed(run: Run, node: fx.Node, field: Field, axes: Axes, changes: Changes) 
 def mean(run: Run, node: fx.Node) -> Field:
     """The mean or the sum over positions."""
     field = run.fields[arguments(node)[0]]
-    dims: Any = arguments(node)[1] if len(arguments(node)) > 1 else None
-    keep = bool(arguments(node)[2]) if len(arguments(node)) > 2 else False
+    dims, keep = optional(node, 1, None, False)
     count = len(field.axes)
     over = {dim % count for dim in (dims if dims else range(count))}
     gone = [atom for dim in over for atom in field.axes[dim]]
@@ -71,8 +70,7 @@ def mean(run: Run, node: fx.Node) -> Field:
 def average_pool(run: Run, node: fx.Node) -> Field:
     """Average pooling."""
     field = run.fields[arguments(node)[0]]
-    rest: Any = list(arguments(node)[1:]) + [None] * (7 - len(arguments(node)))
-    kernel, stride, padding, ceil, counted, divisor = rest
+    kernel, stride, padding, ceil, counted, divisor = optional(node, 1, None, None, None, False, True, None)
     if divisor is not None:
         raise refused(node, "divisor_override has no rule; multiply by a number instead")
     field, atoms = with_axes(node, field, len(field.axes) - 2)
@@ -84,8 +82,8 @@ def average_pool(run: Run, node: fx.Node) -> Field:
             k,
             s,
             p,
-            bool(ceil),
-            counted is None or bool(counted),
+            ceil,
+            counted,
         )
         changes[atom] = Atom(matrix.shape[1]), matrix.T
     axes = (*field.axes[:-2], *(axis(changes[a][0] or Atom(1)) for a in atoms))
@@ -157,7 +155,7 @@ def _logits(run: Run, node: fx.Node, query: Field, key: Field) -> tuple[Tensor, 
     Channels of queries and keys that are the same contribute their second moments, and independent ones the products of
     their means.
     """
-    alike = _layout(query) == _layout(key)
+    alike = query.layout == key.layout
     # Whether the channels of the parts meet in pairs: there is one part, or all heads contain the same parts.
     matched = [part.size for part in query.parts] == [part.size for part in key.parts] and (
         len(query.parts) == 1 or (alike and not channels(query.axes[:-2]))
@@ -187,11 +185,6 @@ def _logits(run: Run, node: fx.Node, query: Field, key: Field) -> tuple[Tensor, 
     else:
         own = [each[node, "logits"][None] for each in run.own]
     return logits[0] + own[0], logits[1] + own[1]
-
-
-def _layout(field: Field) -> list[list[tuple[int, int]]]:
-    """The channels of each axis but that of the positions."""
-    return [[(atom.size, atom.step) for atom in one if atom.channel] for one in field.axes]
 
 
 def _bias(run: Run, node: fx.Node, mask: Any, causal: bool) -> Tensor:

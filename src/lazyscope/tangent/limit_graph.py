@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 import operator
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal, final
 
 import torch
@@ -176,10 +176,12 @@ class LimitGraph:
             self._follow_product(node)
             return
         source = node.all_input_nodes[0]
-        if source not in self.weights or node.target not in MOVEMENTS or len(node.all_input_nodes) != 1:
+        if source not in self.weights or len(node.all_input_nodes) != 1:
             return
         known, value = self.weights[source], self.constants[node]
-        if isinstance(value, Tensor | tuple | list):
+        if node.target is aten.neg.default:
+            self.weights[node] = replace(known, factor=-known.factor)
+        elif node.target in MOVEMENTS and isinstance(value, Tensor | tuple | list):
             entries = call(node, {source: known.entries})
             if isinstance(entries, Tensor):
                 self.weights[node] = Weight(known.name, known.factor, entries, tuple(entries.shape))
@@ -191,7 +193,7 @@ class LimitGraph:
             factor = factor_of(self, node, other) if base is a or not divides(node) else None
             known = self.weights.get(base) if isinstance(base, fx.Node) else None
             if known is not None and factor is not None and known.shape == tuple(self.constants[node].shape):
-                self.weights[node] = Weight(known.name, known.factor * factor, known.entries, known.shape)
+                self.weights[node] = replace(known, factor=known.factor * factor)
                 return
 
     def trained(self, node: fx.Node) -> set[str]:
@@ -283,6 +285,12 @@ PASSIVE = (
 def arguments(node: fx.Node) -> Any:
     """The arguments of a node, which are not typed."""
     return node.args
+
+
+def optional(node: fx.Node, start: int, *defaults: Any) -> list[Any]:
+    """The arguments of a node from `start`, or their defaults."""
+    given = list(arguments(node)[start:])
+    return given + list(defaults[len(given) :])
 
 
 def shape(node: fx.Node) -> tuple[int, ...]:

@@ -12,7 +12,7 @@ from torch import Tensor, fx
 from lazyscope.tangent.limit_axes import Atom, Axes, axis, channels, positions
 from lazyscope.tangent.limit_covariance import Covariance
 from lazyscope.tangent.limit_field import Field, Grid, Part, Window
-from lazyscope.tangent.limit_graph import arguments, refused, shape
+from lazyscope.tangent.limit_graph import arguments, optional, refused, shape
 from lazyscope.tangent.limit_run import Run, Seen, own_kernel, with_axes
 
 aten = torch.ops.aten
@@ -106,7 +106,7 @@ def convolution(run: Run, node: fx.Node) -> Field:
 def embedding(run: Run, node: fx.Node) -> Field:
     """Rows of a matrix of weights, chosen by the inputs."""
     index = arguments(node)[1]
-    padding, by_frequency = (*arguments(node)[2:4], *(-1, False)[len(arguments(node)) - 2 :])
+    padding, by_frequency, _ = optional(node, 2, -1, False, False)
     if by_frequency:
         raise refused(node, "scale_grad_by_freq has no rule; leave it out")
     if padding >= 0 and bool(run.graph.constants[arguments(node)[0]][padding].any()):

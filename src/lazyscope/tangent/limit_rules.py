@@ -19,7 +19,7 @@ from lazyscope.model.increment.watch import stop
 from lazyscope.tangent.limit_averages import adaptive_pool, average_pool, mean, softmax_attention
 from lazyscope.tangent.limit_duals import DUALS, Dual, Kinked
 from lazyscope.tangent.limit_field import Field, Part
-from lazyscope.tangent.limit_graph import LINEAR, arguments, refused
+from lazyscope.tangent.limit_graph import LINEAR, arguments, optional, refused
 from lazyscope.tangent.limit_layers import convolution, embedding, linear
 from lazyscope.tangent.limit_pointwise import activation, batch_norm, layer_norm, multiple, stopped
 from lazyscope.tangent.limit_run import Run
@@ -46,7 +46,7 @@ def dual_of(node: fx.Node) -> Dual | None:
     if node.target in ACTIVATIONS:
         return DUALS[ACTIVATIONS[node.target]]
     if node.target is aten.leaky_relu.default:
-        return Kinked(float(arguments(node)[1]) if len(arguments(node)) > 1 else 0.01)
+        return Kinked(float(optional(node, 1, 0.01)[0]))
     if node.target is aten.gelu.default and node.kwargs.get("approximate", "none") == "none":
         return DUALS["gelu"]
     if node.target is aten.softplus.default and _plain_softplus(node):
@@ -56,7 +56,7 @@ def dual_of(node: fx.Node) -> Dual | None:
 
 def _plain_softplus(node: fx.Node) -> bool:
     """Whether a softplus is log(1 + eᵘ), up to the rounding above its threshold."""
-    beta, threshold = (*arguments(node)[1:], *(1, 20)[len(arguments(node)) - 1 :])
+    beta, threshold = optional(node, 1, 1, 20)
     return bool(beta == 1 and threshold >= 20)
 
 

@@ -67,10 +67,7 @@ class Run:
         if self.graph.classes[node] != "input":
             raise refused(
                 like,
-                "it joins hidden units and constants or parameters; add parameters instead, and pad convolutions with"
-                " zeros"
-                if like.target is aten.cat.default
-                else "its weights are on the left of the hidden units; write x @ w instead of w @ x",
+                "it takes constants or parameters for hidden units; add parameters, and pad convolutions with zeros",
             )
         return self._input(node, channel, self.graph.needs[node].pairs)
 

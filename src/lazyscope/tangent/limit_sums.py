@@ -12,8 +12,8 @@ from torch import fx
 
 from lazyscope.tangent.limit_axes import Atom, axis, size_of
 from lazyscope.tangent.limit_covariance import Covariance, gathered, plain
-from lazyscope.tangent.limit_field import Field, Part
-from lazyscope.tangent.limit_graph import arguments, refused, shape
+from lazyscope.tangent.limit_field import MIXED, Field, Part
+from lazyscope.tangent.limit_graph import arguments, optional, refused, shape
 from lazyscope.tangent.limit_run import Run, angles, independent
 
 aten = torch.ops.aten
@@ -43,8 +43,9 @@ def _added(run: Run, node: fx.Node, a: Field, b: Field) -> Field:
     if not need.pairs:
         a, b = a.same_positions(), b.same_positions()
     a, b = _broadcast(node, a, b), _broadcast(node, b, a)
-    order = [_match(node, a, b)[atom] for atom in a.places]
-    b = b.ordered(order)
+    found = _match(node, a, b)
+    b = b.ordered([found[atom] for atom in a.places])
+    mixed = MIXED if a.layout != b.layout else frozenset()
     if [p.size for p in a.parts] != [p.size for p in b.parts] or a.grid != b.grid:
         raise refused(node, "its terms are different concatenations; add terms of the same shape before concatenating")
     parts = []
@@ -59,7 +60,7 @@ def _added(run: Run, node: fx.Node, a: Field, b: Field) -> Field:
         product = None if covariance is not None else p.second + q.second
         tangent = reduce(torch.add, tangents) if tangents else None
         means = p.means if q.law == "normal" else q.means  # at most one of them is not 0
-        parts.append(Part(p.size, law, p.sources | q.sources, covariance, product, tangent, means))
+        parts.append(Part(p.size, law, p.sources | q.sources | mixed, covariance, product, tangent, means))
     return replace(a, parts=tuple(parts))
 
 
@@ -69,7 +70,9 @@ def _match(node: fx.Node, a: Field, b: Field) -> dict[Atom, Atom]:
         raise refused(node, "its terms have different numbers of axes; use terms of the same shape")
     found: dict[Atom, Atom] = {}
     for one, two in zip(a.axes, b.axes, strict=True):
-        if [(x.size, x.channel, x.step) for x in one] != [(y.size, y.channel, y.step) for y in two]:
+        if all(atom.channel for atom in (*one, *two)) and size_of(one) == size_of(two):
+            continue
+        if [(x.size, x.channel) for x in one] != [(y.size, y.channel) for y in two]:
             raise refused(node, "its terms have different axes; give them channels and positions in the same order")
         found.update({x: y for x, y in zip(one, two, strict=True) if not x.channel})
     return found
@@ -128,7 +131,7 @@ def _biased(run: Run, node: fx.Node, field: Field, weight: fx.Node) -> Field:
 def concatenated(run: Run, node: fx.Node) -> Field:
     """The concatenation of channels."""
     operands: Any = arguments(node)[0]
-    dim = arguments(node)[1] if len(arguments(node)) > 1 else 0
+    (dim,) = optional(node, 1, 0)
     count = len(shape(node))
     if len(operands) == 1 and run.graph.classes[operands[0]] == "hidden":
         return run.fields[operands[0]]

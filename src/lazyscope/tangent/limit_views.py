@@ -9,8 +9,8 @@ import torch
 from torch import fx
 
 from lazyscope.tangent.limit_axes import Atom, Axes, Axis, axis, channels, reshaped, size_of
-from lazyscope.tangent.limit_field import Field
-from lazyscope.tangent.limit_graph import arguments, refused, shape
+from lazyscope.tangent.limit_field import MIXED, Field
+from lazyscope.tangent.limit_graph import arguments, optional, refused, shape
 from lazyscope.tangent.limit_run import Run
 
 aten = torch.ops.aten
@@ -60,9 +60,9 @@ def select(run: Run, node: fx.Node) -> Field:
 def sliced(run: Run, node: fx.Node) -> Field:
     """The entries at a range of indices of an axis."""
     field = run.fields[arguments(node)[0]]
-    rest: list[Any] = [*arguments(node)[1:], *[0, None, None, 1][len(arguments(node)) - 1 :]]
-    dim = rest[0] % len(field.axes)
-    start, stop, step = slice(rest[1], rest[2], rest[3]).indices(size_of(field.axes[dim]))
+    dim, start, stop, step = optional(node, 1, 0, None, None, 1)
+    dim = dim % len(field.axes)
+    start, stop, step = slice(start, stop, step).indices(size_of(field.axes[dim]))
     if step != 1:
         raise refused(node, "a slice with a step has no rule; use a range of indices, or a convolution with a stride")
     return _ranged(node, field, dim, start, stop, drop=False)
@@ -107,6 +107,8 @@ def _ranged(node: fx.Node, field: Field, dim: int, start: int, stop: int, *, dro
             node, "it selects channels of a concatenation, or one of each group of them; select before concatenating"
         )
     (part,) = field.parts
+    if part.sources & MIXED:
+        raise refused(node, "it selects channels of a sum of tensors with different orders of channels; select before")
     width = part.size // atom.size
     sources = frozenset((layer, lo + start * width, lo + stop * width) for layer, lo, _ in part.sources)
     chosen = replace(part, size=width * (stop - start), sources=sources)
