@@ -148,6 +148,14 @@ REFUSED: dict[str, tuple[nn.Module, Tensor, str]] = {
         tokens,
         "add.*inputs.*through a layer first",
     ),
+    "one row for two positions": (
+        Free(
+            lambda s, x: s.out((s.start(x) + s.place(torch.tensor([0, 1, 2, 1, 0]))).relu().mean(1)),
+            place=nn.Embedding(7, W),
+        ),
+        tokens,
+        "add.*must be one parameter",
+    ),
     "parameter with more axes": (
         Free(lambda s, x: s.out((s.start(x) + s.place)[0]), place=nn.Parameter(torch.randn(1, 1, W))),
         points,

@@ -106,6 +106,18 @@ SAME: dict[str, tuple[Case, Case]] = {
         (attending(lambda s, h: (s.a(h).relu(), s.b(h).tanh())), times(b_weight=0.1), tokens),
         (attending(lambda s, h: (s.a(h), s.b(h))), variance, tokens),
     ),
+    "rows of a table for the positions": (
+        (
+            Free(lambda s, x: s.out((s.start(x) + s.place(torch.arange(5))).relu().mean(1)), place=nn.Embedding(7, W)),
+            variance,
+            tokens,
+        ),
+        (
+            Free(lambda s, x: s.out((s.start(x) + s.place).relu().mean(1)), place=nn.Parameter(torch.randn(5, W))),
+            variance,
+            tokens,
+        ),
+    ),
     "norm of the inputs": (
         (dense(nn.LayerNorm(3)), variance, points),
         (dense(), variance, nn.functional.layer_norm(points, (3,))),

@@ -66,8 +66,9 @@ def limit_kernel(
     after an activation; batch normalisation in evaluation mode with the moments of its initialisation. Dropout is
     replaced by its expectation, the identity. Softmax attention is computed with logits q·k/d instead of q·k/√d, where
     d is the size of a head, as in Hron et al. (2020): pass `scale=1/d` to `scaled_dot_product_attention`. Then
-    attention weights converge to those of constant logits if queries and keys have different weights, and to those of
-    the covariance of the queries if both are the same tensor; gradients through the logits vanish.
+    attention weights converge to those of constant logits if queries and keys have different weights, to those of the
+    products of their means if, in addition, both are activations, and to those of the second moments of the queries if
+    both are the same tensor; gradients through the logits vanish.
 
     Other operations are refused, and so are weights that are used more than once, outputs that are activations, and
     activations of inputs that are not normal, such as an activation after another one.

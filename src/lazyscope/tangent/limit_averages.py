@@ -161,7 +161,7 @@ def _logits(run: Run, node: fx.Node, query: Field, key: Field) -> tuple[Tensor, 
         len(query.parts) == 1 or (alike and not channels(query.axes[:-2]))
     )
     some, (rows,), (columns,) = query.parts[0].second, query.grid.sizes, key.grid.sizes
-    logits = [some.new_zeros(len(some), n, rows, columns) for n in (query.grid.n1, query.grid.n2)]
+    logits = [some.new_zeros(1, 1, rows, columns) for _ in range(2)]
     same: list[Tensor] = []
     for p, r in (zip if matched else product)(query.parts, key.parts):
         share = p.size / query.channels

@@ -176,6 +176,11 @@ class LimitGraph:
             self._follow_product(node)
             return
         source = node.all_input_nodes[0]
+        if source in self.weights and node.target is aten.embedding.default and optional(node, 2, -1)[0] < 0:
+            known = self.weights[source]
+            entries = known.entries[self.constants[arguments(node)[1]].cpu()]
+            if entries.unique().numel() == entries.numel():  # rows of a table that are not chosen by the inputs
+                self.weights[node] = Weight(known.name, known.factor, entries, tuple(entries.shape))
         if source not in self.weights or len(node.all_input_nodes) != 1:
             return
         known, value = self.weights[source], self.constants[node]
