@@ -114,7 +114,11 @@ def softmax_attention(run: Run, node: fx.Node) -> Field:
         )
     if grouped or len({shape(each)[:-2] for each in (q, k, v)}) > 1:
         raise refused(node, "queries, keys and values must have the same heads; do not share or repeat some of them")
+    if d == 1:
+        raise refused(node, "its queries and keys must have more than one channel for each head; use larger heads")
     query, key, value = (_sequence(node, run.fields[each]) for each in (q, k, v))
+    if run.fields[q].parts == run.fields[k].parts and run.fields[q].axes[-2] == run.fields[k].axes[-2]:
+        key = replace(key, parts=query.parts)  # the same random variables, in the same order of positions
     first, second = _logits(run, node, query, key)
     bias = _bias(run, node, mask, bool(causal)).to(first)
     alone = (bias == -math.inf).all(-1, keepdim=True)  # the result of queries without any key is 0, as in torch
@@ -139,8 +143,8 @@ def _sequence(node: fx.Node, field: Field) -> Field:
         raise refused(
             node, "its last axis but one must be that of the positions, and all others channels; transpose the operands"
         )
-    if not tokens or not size:
-        raise refused(node, "it needs at least two positions, and heads of more than one channel; use more of them")
+    if not tokens:
+        raise refused(node, "there is only one position, so its result is its values; use them instead")
     if any(part.law == "input" for part in field.parts):
         raise refused(node, "its operands contain the network's inputs; pass them through a layer first")
     if len(tokens) == 1:
