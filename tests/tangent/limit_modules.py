@@ -72,6 +72,26 @@ class Attention(nn.Module):
         return out
 
 
+class Chosen(nn.Module):
+    """Attention whose queries and keys are activations, which have means, and attention of its results to themselves.
+
+    The results of the first attention are added to those of the second one, so their scales are needed as well.
+    """
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.start, self.out = nn.Linear(3, width), nn.Linear(width, 1)
+        self.q, self.k, self.v, self.w = (nn.Linear(width, width) for _ in range(4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.start(x)[:, None]
+        scale = 1 / x.shape[-1]
+        y = scaled_dot_product_attention(self.q(x).relu(), self.k(x).relu(), self.v(x), scale=scale)
+        z = scaled_dot_product_attention(y, y, self.w(x), scale=scale)
+        out: Tensor = self.out((z + y.relu())[:, 0].mean(1))
+        return out
+
+
 class Tokens(nn.Module):
     """An embedding of tokens, read out after a convolution."""
 
@@ -202,6 +222,7 @@ MODULES: dict[str, tuple[Callable[[int], nn.Module], Callable[[], Tensor]]] = {
     "norm after an average": (PooledNorm, lambda: normal(3, 2, 5)),
     "attention": (Attention, lambda: normal(3, 5, 3)),
     "tied attention": (lambda width: Attention(width, tied=True, causal=True), lambda: normal(3, 5, 3)),
+    "attention of activations": (Chosen, lambda: normal(3, 5, 3)),
     "strides": (strided, images),
     "concatenation": (Concatenated, points),
     "embedding": (Tokens, lambda: torch.tensor([[0, 1, 2, 3, 4], [5, 5, 2, 0, 4], [1, 3, 2, 3, 0]])),

@@ -132,7 +132,10 @@ def test_leaky_activations_are_sums_of_closed_forms(alpha: float, c: float, left
 
 
 # ── precision, blocks and symmetry ─────────────────────────────────────────────────────────────────────────────────
-@pytest.mark.parametrize("name", ["vgg", "attention", "tied attention", "strides", "dilation", "norm after an average"])
+@pytest.mark.parametrize(
+    "name",
+    ["vgg", "attention", "tied attention", "attention of activations", "strides", "dilation", "norm after an average"],
+)
 def test_blocks_and_pairs(name: str) -> None:
     make, inputs = MODULES[name]
     net, x = make(8).double(), inputs()

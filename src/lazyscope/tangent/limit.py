@@ -20,9 +20,9 @@ from lazyscope.model.inputs import check_inputs
 from lazyscope.tangent.limit_convolution import fusible, limit_kernel_convolution
 from lazyscope.tangent.limit_dense import NUMBERS, Kind
 from lazyscope.tangent.limit_field import Field
-from lazyscope.tangent.limit_graph import LINEAR, LimitGraph, refused, shape
+from lazyscope.tangent.limit_graph import LINEAR, NORMS, LimitGraph, refused, shape
 from lazyscope.tangent.limit_rules import dual_of, interpret
-from lazyscope.tangent.limit_run import Run, Site
+from lazyscope.tangent.limit_run import Key, Run, Site
 from lazyscope.tangent.limit_stack import convolution_stack
 from lazyscope.tangent.limit_variances import Variances, variance_of
 from lazyscope.tangent.pairwise import DEFAULT, by_slices
@@ -66,8 +66,9 @@ def limit_kernel(
     after an activation; batch normalisation in evaluation mode with the moments of its initialisation. Dropout is
     replaced by its expectation, the identity. Softmax attention is computed with logits q·k/d instead of q·k/√d, where
     d is the size of a head, as in Hron et al. (2020): pass `scale=1/d` to `scaled_dot_product_attention`. Then
-    attention weights converge to those of constant logits if queries and keys have different weights, and to those of
-    the covariance of the queries if both are the same tensor; gradients through the logits vanish.
+    attention weights converge to those of constant logits if queries and keys have different weights, to those of the
+    products of their means if, in addition, both are activations, and to those of the second moments of the queries if
+    both are the same tensor; gradients through the logits vanish.
 
     Other operations are refused, and so are weights that are used more than once, outputs that are activations, and
     activations of inputs that are not normal, such as an activation after another one.
@@ -142,6 +143,8 @@ def _read(
     net: nn.Module | Model, x: Inputs, variances: Variances, parametrisation: Parametrisation
 ) -> tuple[LimitGraph, dict[fx.Node, Site]]:
     """Trace the module on the first input, and find the variances of its layers."""
+    if not isinstance(net, nn.Module | Model):
+        raise ModelError(f"limit_kernel takes a module or a Model, not {type(net).__name__}; pass one of them.")
     module = net if isinstance(net, nn.Module) else None
     model = net if isinstance(net, Model) else Model(_without_dropout(net))
     names = dict(module.named_parameters()) if module is not None else {}
@@ -167,13 +170,19 @@ def _sites(
 ) -> dict[fx.Node, Site]:
     used: dict[str, list[Tensor]] = {}
 
-    def found(node: fx.Node, argument: object) -> tuple[float, float]:
-        """The variance and the rate of one argument of a layer."""
+    def found(node: fx.Node, argument: object, by: float) -> tuple[float, float]:
+        """The variance and the rate of one argument of a layer, which multiplies it by a number."""
         if argument is None:
             return 0.0, 0.0
-        weight = graph.weights.get(argument)  # type: ignore[call-overload]
-        if weight is None:
-            raise refused(node, "its weights are not a parameter, or are a function of several parameters")
+        weight = graph.weights.get(argument) if isinstance(argument, fx.Node) else None
+        if weight is None or not isinstance(argument, fx.Node):
+            raise refused(
+                node,
+                "its weights, on the right, must be one parameter, or a rearrangement of it times a number; remove what"
+                " computes them from parameters or hidden units, such as a weight normalisation",
+            )
+        if parametrisation == "standard" and graph.trained(argument) - {weight.name}:
+            raise refused(node, "a trained parameter multiplies its weights in the standard parametrisation; freeze it")
         value = {**graph.model.params, **graph.model.state}[weight.name]
         taken = used.setdefault(weight.name, [])
         if any(bool(torch.isin(weight.entries, each).any()) for each in taken):
@@ -183,13 +192,17 @@ def _sites(
             )
         taken.append(weight.entries)
         owner = None if module is None else module.get_submodule(weight.name.rpartition(".")[0])
-        variance = variance_of(weight.name, value, rule, owner) * weight.factor**2
+        square = (by * weight.factor) ** 2
+        variance = variance_of(weight.name, value, rule, owner) * square
         if weight.name not in graph.model.params:
             return variance, 0.0
-        return variance, variance if parametrisation == "ntk" else weight.factor**2
+        return variance, variance if parametrisation == "ntk" else square
 
     sites = {}
     for node in graph.nodes:
+        normalises = graph.classes.get(node) == "input" and node.target in NORMS
+        if normalises and parametrisation == "standard" and _trained_factor(graph, node):
+            raise refused(node, "its weights are trained in the standard parametrisation; freeze them")
         if graph.classes.get(node) != "hidden":
             continue
         weight: object = None
@@ -205,12 +218,14 @@ def _sites(
         elif parametrisation == "standard" and _trained_factor(graph, node):
             raise refused(node, "its weights are trained in the standard parametrisation; freeze them")
         if weight is not None or bias is not None:
-            sites[node] = Site(*found(node, weight), *found(node, bias))
+            factors = [float(str(node.kwargs.get(each, 1))) for each in ("alpha", "beta")]
+            by = factors if node.target is aten.addmm.default else (1.0, 1.0)
+            sites[node] = Site(*found(node, weight, by[0]), *found(node, bias, by[1]))
     return sites
 
 
 def _trained_factor(graph: LimitGraph, node: fx.Node) -> bool:
-    return any(graph.placeholders.get(each) in graph.model.params for each in node.all_input_nodes)
+    return any(graph.trained(each) for each in node.all_input_nodes if graph.classes[each] == "weight")
 
 
 # ── the kernel of all pairs ────────────────────────────────────────────────────────────────────────────────────────
@@ -271,17 +286,17 @@ class _Kernel:
                 most = max(most, places**2 if need.pairs else places)
         return most
 
-    def _own(self, side: dict[fx.Node, Tensor], step: int) -> dict[fx.Node, Tensor]:
+    def _own(self, side: dict[fx.Node, Tensor], step: int) -> dict[Key, Tensor]:
         """The moments of each input with itself."""
         n = len(next(iter(side.values())))
-        found: dict[fx.Node, list[Tensor]] = {}
+        found: dict[Key, list[Tensor]] = {}
         for start in range(0, n, step):
             rows = {node: t[start : start + step, None] for node, t in side.items()}
             run = Run(self._graph, self._sites, False, rows, rows)
             self._finished(run)
-            for node, t in run.found.items():
-                found.setdefault(node, []).append(t)
-        return {node: torch.cat(each) for node, each in found.items()}
+            for key, t in run.found.items():
+                found.setdefault(key, []).append(t)
+        return {key: torch.cat(each) for key, each in found.items()}
 
     def _finished(self, run: Run) -> Tensor:
         last: dict[fx.Node, fx.Node] = {}
@@ -298,11 +313,15 @@ class _Kernel:
 
     def _kernel(self, field: Field, tangent: bool) -> Tensor:
         node = self._graph.result
-        if field.places or len(field.parts) != 1:
+        if field.places:
             raise refused(node, "the output has positions; return an average of them, or one of them")
+        if len(field.parts) != 1:
+            raise refused(node, "the output is a concatenation, whose parts have different kernels; return one of them")
         (part,) = field.parts
         if part.law != "normal":
             raise refused(node, "the output is not that of a layer with weights; leave out the last activation")
+        if tangent and part.tangent is None:
+            return torch.zeros_like(part.second[0, 0])
         value = part.tangent if tangent else part.second
         assert value is not None
         return value[0, 0]

@@ -20,6 +20,9 @@ from lazyscope.tangent.limit_covariance import Covariance
 Sources: TypeAlias = frozenset[tuple[int, int, int]]
 """The layers whose weights make a tensor random: the number of the layer and a range of its outputs."""
 
+MIXED: Sources = frozenset({(-1, 0, 0)})
+"""A mark of sums of tensors whose channels have different orders, so that a range of them has no range of sources."""
+
 Change: TypeAlias = Callable[[Tensor], Tensor]
 
 
@@ -78,7 +81,8 @@ class Part:
 
     def negated(self) -> Part:
         """The part multiplied by -1."""
-        return self if self.means is None else replace(self, means=(-self.means[0], -self.means[1]))
+        # The result is another object, because attention takes the same object for the same random variables.
+        return replace(self, means=None if self.means is None else (-self.means[0], -self.means[1]))
 
 
 @final
@@ -153,6 +157,11 @@ class Field:
     def channels(self) -> int:
         """The number of channels."""
         return sum(part.size for part in self.parts)
+
+    @property
+    def layout(self) -> list[list[tuple[int, int]]]:
+        """The size and the step of the channel atoms of each axis."""
+        return [[(atom.size, atom.step) for atom in one if atom.channel] for one in self.axes]
 
     def with_parts(self, change: Callable[[Part], Part]) -> Field:
         """The field with each part changed, at the same positions."""

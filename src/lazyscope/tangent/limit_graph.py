@@ -9,23 +9,30 @@ follows).
 
 from __future__ import annotations
 
+import math
 import operator
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal, final
 
 import torch
 from torch import Tensor, fx
+from torch.nn.functional import batch_norm
 
 from lazyscope.errors import ModelError, OperationError
 from lazyscope.model.base import Model, flatten
 from lazyscope.model.increment.attention import attention
+from lazyscope.model.increment.watch import stop
 from lazyscope.model.inputs import Samples
 from lazyscope.tangent.sample_graph import MOVEMENTS, call
 
 aten = torch.ops.aten
 
 LINEAR = {aten.addmm.default, aten.mm.default}
+LAYERS = LINEAR | {aten.convolution.default, aten.embedding.default}
+BATCH_NORM = aten._native_batch_norm_legit_no_training.default
+NORMS = {aten.native_layer_norm.default, BATCH_NORM}
+PRODUCTS = {aten.mul.Tensor, aten.mul.Scalar, aten.div.Tensor, aten.div.Scalar}
 POOLING = {aten.mean.dim, aten.sum.dim_IntList, aten.avg_pool2d.default, aten._adaptive_avg_pool2d.default, attention}
 """Operations that need pairs of positions of their operands, and only E[uv] of them."""
 
@@ -132,11 +139,30 @@ class LimitGraph:
                 self._classify(node)
         if self.classes.get(self.result) != "hidden":
             raise ModelError("The output does not depend on both the inputs and the parameters; check the forward.")
+        self._outputs(self.result)
         self._find_needs()
+
+    def _outputs(self, node: fx.Node) -> set[fx.Node]:
+        """The layers whose channels are those of the outputs; refuses operations for which these must be many."""
+        if node.target in LAYERS or self.classes.get(node) != "hidden":
+            return {node} if node.target in LAYERS else set()
+        if node.target is aten.native_layer_norm.default:
+            raise refused(node, "it normalises the outputs, whose number is finite; let a layer with weights follow it")
+        if node.target is not attention:
+            return {layer for each in node.all_input_nodes for layer in self._outputs(each)}
+        query, key, value = (self._outputs(each) for each in arguments(node)[:3])
+        if (query | key) & value:
+            raise refused(
+                node, "its logits depend on the outputs, whose number is finite; let a layer with weights follow it"
+            )
+        return value
 
     def _classify(self, node: fx.Node) -> None:
         kinds = {self.classes[each] for each in node.all_input_nodes}
         data, random = bool(kinds & {"input", "hidden"}), bool(kinds & {"weight", "hidden"})
+        if node.target in NORMS and kinds == {"input", "weight"} | (kinds & {"constant"}):
+            # A normalisation of the inputs with the constant weights of its initialisation is a function of the inputs.
+            random = any(number(self, each) is None for each in node.all_input_nodes if self.classes[each] == "weight")
         self.classes[node] = "hidden" if data and random else "input" if data else "weight" if random else "constant"
         if not data:
             with torch.no_grad():
@@ -146,19 +172,40 @@ class LimitGraph:
 
     def _follow(self, node: fx.Node) -> None:
         """Follow a rearrangement or a multiple of a parameter."""
+        if node.target in PRODUCTS:
+            self._follow_product(node)
+            return
         source = node.all_input_nodes[0]
-        if source not in self.weights:
+        if source in self.weights and node.target is aten.embedding.default and optional(node, 2, -1)[0] < 0:
+            known = self.weights[source]
+            entries = known.entries[self.constants[arguments(node)[1]].cpu()]
+            if entries.unique().numel() == entries.numel():  # rows of a table that are not chosen by the inputs
+                self.weights[node] = Weight(known.name, known.factor, entries, tuple(entries.shape))
+        if source not in self.weights or len(node.all_input_nodes) != 1:
             return
         known, value = self.weights[source], self.constants[node]
-        if node.target in MOVEMENTS and len(node.all_input_nodes) == 1 and isinstance(value, Tensor | tuple | list):
+        if node.target is aten.neg.default:
+            self.weights[node] = replace(known, factor=-known.factor)
+        elif node.target in MOVEMENTS and isinstance(value, Tensor | tuple | list):
             entries = call(node, {source: known.entries})
             if isinstance(entries, Tensor):
                 self.weights[node] = Weight(known.name, known.factor, entries, tuple(entries.shape))
-        elif node.target in (aten.mul.Tensor, aten.mul.Scalar, aten.div.Tensor, aten.div.Scalar):
-            by = number(self, node.args[1] if node.args[0] is source else node.args[0])
-            if by is not None and node.args[0] is source:
-                factor = known.factor / by if "div" in str(node.target) else known.factor * by
-                self.weights[node] = Weight(known.name, factor, known.entries, known.shape)
+
+    def _follow_product(self, node: fx.Node) -> None:
+        """Follow a product of a parameter and a number that does not repeat the entries of the parameter."""
+        a, b = arguments(node)[:2]
+        for base, other in ((a, b), (b, a)):
+            factor = factor_of(self, node, other) if base is a or not divides(node) else None
+            known = self.weights.get(base) if isinstance(base, fx.Node) else None
+            if known is not None and factor is not None and known.shape == tuple(self.constants[node].shape):
+                self.weights[node] = replace(known, factor=known.factor * factor)
+                return
+
+    def trained(self, node: fx.Node) -> set[str]:
+        """The names of the trained parameters that an expression in the parameters depends on."""
+        if node in self.placeholders:
+            return {self.placeholders[node]} & set(self.model.params)
+        return {name for each in node.all_input_nodes for name in self.trained(each)}
 
     def _find_needs(self) -> None:
         self.needs = {node: Need() for node in self.nodes}
@@ -183,8 +230,8 @@ class LimitGraph:
 
     @property
     def centres(self) -> bool:
-        """Whether the means of activations may be needed, for a layer normalisation."""
-        return any(node.target is aten.native_layer_norm.default for node in self.nodes)
+        """Whether the means of activations may be needed, for a layer normalisation or for the logits of attention."""
+        return any(node.target in (aten.native_layer_norm.default, attention) for node in self.nodes)
 
     def evaluate(self, x: Any) -> dict[fx.Node, Tensor]:
         """Evaluate the functions of the inputs that hidden nodes use, for all samples: one row for each."""
@@ -199,11 +246,16 @@ class LimitGraph:
             values.update({node: leaf[None] for node, leaf in zip(self.leaves, leaves, strict=True)})
             for node in self.nodes:
                 if self.classes.get(node) == "input" and node.op == "call_function":
-                    values[node] = call(node, values)
+                    values[node] = call(node, values, _batch_norm if node.target is BATCH_NORM else None)
             return tuple(values[node] for node in used)
 
         found = torch.vmap(one)(tuple(flatten(x)[1]))
         return dict(zip(used, found, strict=True))
+
+
+def _batch_norm(x: Tensor, w: Any, b: Any, mean: Tensor, variance: Tensor, _: float, epsilon: float) -> tuple[Tensor]:
+    """Batch normalisation by operations that torch can batch."""
+    return (batch_norm(x, mean, variance, w, b, eps=epsilon),)
 
 
 def _passed_on(node: fx.Node, need: Need) -> tuple[bool, bool]:
@@ -217,26 +269,33 @@ def _passed_on(node: fx.Node, need: Need) -> tuple[bool, bool]:
     return need.pairs, True  # an activation
 
 
-PASSIVE = MOVEMENTS | {
-    aten.add.Tensor,
-    aten.sub.Tensor,
-    aten.mul.Tensor,
-    aten.mul.Scalar,
-    aten.div.Tensor,
-    aten.div.Scalar,
-    aten.neg.default,
-    aten.cat.default,
-    aten.expand.default,
-    aten.embedding.default,
-    aten._native_batch_norm_legit_no_training.default,
-    operator.getitem,
-}
+PASSIVE = (
+    MOVEMENTS
+    | PRODUCTS
+    | {
+        aten.add.Tensor,
+        aten.sub.Tensor,
+        aten.neg.default,
+        stop,
+        aten.cat.default,
+        aten.expand.default,
+        aten.embedding.default,
+        BATCH_NORM,
+        operator.getitem,
+    }
+)
 """Operations that need angles of their operands only if their result does."""
 
 
 def arguments(node: fx.Node) -> Any:
     """The arguments of a node, which are not typed."""
     return node.args
+
+
+def optional(node: fx.Node, start: int, *defaults: Any) -> list[Any]:
+    """The arguments of a node from `start`, or their defaults."""
+    given = list(arguments(node)[start:])
+    return given + list(defaults[len(given) :])
 
 
 def shape(node: fx.Node) -> tuple[int, ...]:
@@ -249,9 +308,13 @@ def shape(node: fx.Node) -> tuple[int, ...]:
 
 
 def number(graph: LimitGraph, value: Any) -> float | None:
-    """The number that an argument stands for; `None` if it is not a constant with equal entries."""
+    """The number that an argument stands for; `None` if it is not a constant with equal entries.
+
+    A parameter with equal entries is a constant too, but not a function of a parameter, such as a norm, which would
+    depend on its present values.
+    """
     if isinstance(value, fx.Node):
-        if graph.classes[value] not in ("constant", "weight"):
+        if graph.classes[value] != "constant" and value not in graph.weights:
             return None
         value = graph.constants[value]
     if isinstance(value, Tensor):
@@ -259,6 +322,20 @@ def number(graph: LimitGraph, value: Any) -> float | None:
             return None
         return float(value.flatten()[0])
     return float(value) if isinstance(value, int | float) else None
+
+
+def divides(node: fx.Node) -> bool:
+    """Whether a product is a quotient."""
+    return node.target in (aten.div.Tensor, aten.div.Scalar)
+
+
+def factor_of(graph: LimitGraph, node: fx.Node, value: Any) -> float | None:
+    """The finite number by which a product or a quotient multiplies its other operand; `None` if there is none."""
+    by = number(graph, value)
+    if by is None or (divides(node) and by == 0):
+        return None
+    factor = 1 / by if divides(node) else by
+    return factor if math.isfinite(factor) else None
 
 
 def refused(node: fx.Node, reason: str) -> OperationError:

@@ -9,10 +9,10 @@ from dataclasses import replace
 import torch
 from torch import Tensor, fx
 
-from lazyscope.tangent.limit_axes import Atom, Axes, axis, positions
+from lazyscope.tangent.limit_axes import Atom, Axes, axis, channels, positions
 from lazyscope.tangent.limit_covariance import Covariance
 from lazyscope.tangent.limit_field import Field, Grid, Part, Window
-from lazyscope.tangent.limit_graph import arguments, refused, shape
+from lazyscope.tangent.limit_graph import arguments, optional, refused, shape
 from lazyscope.tangent.limit_run import Run, Seen, own_kernel, with_axes
 
 aten = torch.ops.aten
@@ -23,10 +23,14 @@ def linear(run: Run, node: fx.Node) -> Field:
     x = arguments(node)[-2]
     field = run.field(x, node, [1])
     row, column = field.axes
+    if node.target is aten.addmm.default and shape(arguments(node)[0]) not in ((shape(node)[1],), (1, shape(node)[1])):
+        raise refused(node, "its bias must have one entry for each output channel; add other parameters after it")
+    if not channels(field.axes) and field.parts[0].law != "input":
+        raise refused(node, "its input has only one channel; use a larger hidden width")
     if not any(atom.channel for atom in column) and field.parts[0].law != "input":
         raise refused(node, "its weights mix positions, whose number is finite; let it mix channels")
     if any(atom.channel for atom in row):
-        raise refused(node, "it does not see all channels")
+        raise refused(node, "it does not see all channels; flatten or transpose them to its last axis")
     gone = [atom for atom in column if not atom.channel]
     kept = [atom for atom in field.places if atom not in gone]
     if not kept:
@@ -66,21 +70,21 @@ def convolution(run: Run, node: fx.Node) -> Field:
     """A convolution."""
     x, _, _, stride, padding, dilation, transposed, _, groups = arguments(node)
     if transposed:
-        raise refused(node, "transposed convolutions have no rule")
+        raise refused(node, "transposed convolutions have no rule; use a convolution")
     field = run.field(x, node, [1])
     weight = run.graph.weights[arguments(node)[1]]
     if groups != 1:
         hidden = all(part.law != "input" for part in field.parts) and len(field.parts) == 1
         if not hidden or weight.shape[1] == 1:
             raise refused(node, "each group must contain many hidden channels")
-    _, channel, *spatial = field.axes
-    if any(not atom.channel for atom in channel) or any(atom.channel for one in spatial for atom in one):
-        raise refused(node, "its channels are mixed with positions")
-    field, atoms = with_axes(field, 2)
+    batch, channel, *spatial = field.axes
+    if any(not atom.channel for atom in channel) or any(atom.channel for one in (batch, *spatial) for atom in one):
+        raise refused(node, "its channels are mixed with positions; give them axis 1 for themselves")
+    field, atoms = with_axes(node, field, 2)
     window = Window(weight.shape[2:], tuple(stride), tuple(padding), tuple(dilation))
     sizes = window.sizes([atom.size for atom in atoms])
-    grid = field.grid
-    new = grid.with_sizes(sizes)
+    grid, rest = field.grid, field.places[len(atoms) :]
+    new = grid.with_sizes([*sizes, *(atom.size for atom in rest)])
     k = len(sizes)
     groups_of = grid.groups(range(k))
 
@@ -92,15 +96,21 @@ def convolution(run: Run, node: fx.Node) -> Field:
         return new.close(window.total(grid.open(pairs), groups_of, sizes))
 
     out = [Atom(size) for size in sizes]
-    axes: Axes = ((), axis(Atom(weight.shape[0], channel=True)), *(axis(atom) for atom in out))
+    axes: Axes = (batch, axis(Atom(weight.shape[0], channel=True)), *(axis(atom) for atom in out))
     terms = [Seen(part, part.size / groups, patches, total) for part in field.parts]
-    result = run.layer(node, axes, out, new, terms)
-    return result.flattened(axes, [atom for atom in out if atom.size > 1])
+    places = [*out, *rest]
+    result = run.layer(node, axes, places, new, terms)
+    return result.flattened(axes, [atom for atom in places if atom.size > 1])
 
 
 def embedding(run: Run, node: fx.Node) -> Field:
     """Rows of a matrix of weights, chosen by the inputs."""
     index = arguments(node)[1]
+    padding, by_frequency, _ = optional(node, 2, -1, False, False)
+    if by_frequency:
+        raise refused(node, "scale_grad_by_freq has no rule; leave it out")
+    if padding >= 0 and bool(run.graph.constants[arguments(node)[0]][padding].any()):
+        raise refused(node, f"the row of padding_idx is not 0, as it is at initialisation; set row {padding} to 0")
     site, need = run.sites[node], run.graph.needs[node]
     sizes = shape(index)
     axes: Axes = (*(axis(Atom(size)) for size in sizes), axis(Atom(shape(node)[-1], channel=True)))
@@ -112,7 +122,6 @@ def embedding(run: Run, node: fx.Node) -> Field:
     )
     grid = Grid(tuple(atom.size for atom in places), pairs, run.left[index].shape[1], run.right[index].shape[1])
     dtype = next(iter(run.graph.model.params.values())).dtype
-    padding = arguments(node)[2] if len(arguments(node)) > 2 else -1
     root = math.sqrt(site.weight_variance)
     left, right = ((t != padding).to(dtype) * root for t in (a, b))
     same = (a[..., :, None] == b[..., None, :]).to(dtype)

@@ -15,7 +15,7 @@ from lazyscope.tangent.limit_axes import channels
 from lazyscope.tangent.limit_covariance import Covariance
 from lazyscope.tangent.limit_duals import Dual
 from lazyscope.tangent.limit_field import Field, Part
-from lazyscope.tangent.limit_graph import arguments, number, refused
+from lazyscope.tangent.limit_graph import arguments, divides, factor_of, number, refused, shape
 from lazyscope.tangent.limit_run import Run, angles
 
 aten = torch.ops.aten
@@ -51,7 +51,7 @@ def layer_norm(run: Run, node: fx.Node) -> Field:
         raise refused(node, "the means of its channels are not known; normalise after a layer with weights")
     if len(field.parts) > 1 and any(part.means is not None for part in field.parts):
         raise refused(node, "it normalises concatenated activations; normalise each of them first")
-    factor = _affine(run, node, weight, bias)
+    factor = abs(_affine(run, node, weight, bias))  # the sign is irrelevant after centring
 
     def side(name: str) -> Tensor:
         moments = [part.size * getattr(angles(node, part), name).square() for part in field.parts]
@@ -93,8 +93,12 @@ def _affine(run: Run, node: fx.Node, weight: Any, bias: Any) -> float:
     factor = 1.0 if weight is None else number(run.graph, weight)
     shift = 0.0 if bias is None else number(run.graph, bias)
     if factor is None or shift != 0.0:
-        raise refused(node, "its weights are not equal or its biases are not 0, as they are at initialisation")
-    return abs(factor)
+        raise refused(
+            node,
+            "its weights are not equal or its biases are not 0, as they are at initialisation; call its"
+            " reset_parameters(), or leave it out",
+        )
+    return factor
 
 
 def batch_norm(run: Run, node: fx.Node) -> Field:
@@ -103,7 +107,9 @@ def batch_norm(run: Run, node: fx.Node) -> Field:
     factor = _affine(run, node, weight, bias)
     centre, spread = number(run.graph, mean), number(run.graph, variance)
     if centre != 0.0 or spread is None:
-        raise refused(node, "its running moments are not those of its initialisation")
+        raise refused(
+            node, "its running moments are not those of its initialisation; call its reset_running_stats() first"
+        )
     return _scaled(run.fields[x], factor / math.sqrt(spread + epsilon))
 
 
@@ -116,8 +122,16 @@ def multiple(run: Run, node: fx.Node) -> Field:
     """The product of a hidden tensor and a number."""
     hidden = [a for a in arguments(node) if isinstance(a, fx.Node) and run.graph.classes[a] == "hidden"]
     others = [a for a in arguments(node) if a not in hidden]
-    by = number(run.graph, others[0]) if len(others) == 1 else None
-    divides = "div" in str(node.target)
-    if by is None or node.kwargs or (divides and arguments(node)[0] not in hidden):
-        raise refused(node, "only products with numbers have a rule")
-    return _scaled(run.fields[hidden[0]], 1 / by if divides else by)
+    factor = factor_of(run.graph, node, others[0]) if len(others) == 1 else None
+    if factor is None or node.kwargs or (divides(node) and arguments(node)[0] not in hidden):
+        raise refused(
+            node, "only products with numbers, and quotients by numbers other than 0, have a rule; use such numbers"
+        )
+    if shape(node) != shape(hidden[0]):
+        raise refused(node, "it repeats hidden units; multiply by a number or by a tensor that does not add entries")
+    return _scaled(run.fields[hidden[0]], factor)
+
+
+def stopped(run: Run, node: fx.Node) -> Field:
+    """A hidden tensor without its derivatives."""
+    return run.fields[arguments(node)[0]].with_parts(lambda part: replace(part, tangent=None))

@@ -15,12 +15,13 @@ import torch
 from torch import fx
 
 from lazyscope.model.increment.attention import attention
+from lazyscope.model.increment.watch import stop
 from lazyscope.tangent.limit_averages import adaptive_pool, average_pool, mean, softmax_attention
 from lazyscope.tangent.limit_duals import DUALS, Dual, Kinked
 from lazyscope.tangent.limit_field import Field, Part
-from lazyscope.tangent.limit_graph import arguments, refused
+from lazyscope.tangent.limit_graph import LINEAR, arguments, optional, refused
 from lazyscope.tangent.limit_layers import convolution, embedding, linear
-from lazyscope.tangent.limit_pointwise import activation, batch_norm, layer_norm, multiple
+from lazyscope.tangent.limit_pointwise import activation, batch_norm, layer_norm, multiple, stopped
 from lazyscope.tangent.limit_run import Run
 from lazyscope.tangent.limit_sums import concatenated, summed
 from lazyscope.tangent.limit_views import getitem, permuted, same, select, sliced, split, view
@@ -45,12 +46,18 @@ def dual_of(node: fx.Node) -> Dual | None:
     if node.target in ACTIVATIONS:
         return DUALS[ACTIVATIONS[node.target]]
     if node.target is aten.leaky_relu.default:
-        return Kinked(float(arguments(node)[1]) if len(arguments(node)) > 1 else 0.01)
+        return Kinked(float(optional(node, 1, 0.01)[0]))
     if node.target is aten.gelu.default and node.kwargs.get("approximate", "none") == "none":
         return DUALS["gelu"]
-    if node.target is aten.softplus.default and (len(arguments(node)) < 2 or arguments(node)[1] == 1):
+    if node.target is aten.softplus.default and _plain_softplus(node):
         return DUALS["softplus"]
     return None
+
+
+def _plain_softplus(node: fx.Node) -> bool:
+    """Whether a softplus is log(1 + eᵘ), up to the rounding above its threshold."""
+    beta, threshold = optional(node, 1, 1, 20)
+    return bool(beta == 1 and threshold >= 20)
 
 
 RULES: dict[Any, Callable[[Run, fx.Node], Field]] = {
@@ -65,6 +72,7 @@ RULES: dict[Any, Callable[[Run, fx.Node], Field]] = {
     aten.div.Tensor: multiple,
     aten.div.Scalar: multiple,
     aten.neg.default: lambda run, node: run.fields[arguments(node)[0]].with_parts(Part.negated),
+    stop: stopped,
     aten.mean.dim: mean,
     aten.sum.dim_IntList: mean,
     aten.avg_pool2d.default: average_pool,
@@ -93,11 +101,29 @@ RULES: dict[Any, Callable[[Run, fx.Node], Field]] = {
 }
 
 
+TAKE_INPUTS = LINEAR | {aten.convolution.default, aten.embedding.default, aten.cat.default}
+"""Operations that may take the inputs of the network beside parameters or hidden units."""
+
+INSTEAD: dict[Any, str] = {
+    aten.gelu.default: 'approximate="tanh" has no rule; use nn.GELU()',
+    aten.softplus.default: "beta other than 1 and thresholds below 20 have no rule; use nn.Softplus()",
+    aten.repeat.default: "hidden units are repeated; use each of them once, or let a layer with weights mix them",
+    aten.mean.default: "an average over channels has no rule; name the axes of the positions",
+    aten.sum.default: "a sum over channels has no rule; name the axes of the positions",
+}
+"""Why operations that have a rule in another form are refused."""
+
+
 def interpret(run: Run, node: fx.Node) -> Field:
     """Compute the field of one node."""
     dual = dual_of(node)
     if dual is not None:
         return activation(run, node, dual)
     if node.target not in RULES:
-        raise refused(node, "it has no rule; use another operation")
+        raise refused(node, INSTEAD.get(node.target, "it has no rule; use another operation"))
+    operands = arguments(node)[:3] if node.target is attention else node.all_input_nodes  # not the mask
+    if node.target not in TAKE_INPUTS and any(run.graph.classes[each] == "input" for each in operands):
+        raise refused(
+            node, "it combines the network's inputs with parameters or hidden units; pass them through a layer first"
+        )
     return RULES[node.target](run, node)

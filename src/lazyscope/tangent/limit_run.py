@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import reduce
-from typing import Any, final
+from typing import Any, Literal, TypeAlias, final
 
 import torch
 from torch import Tensor, fx
@@ -18,6 +18,10 @@ from lazyscope.tangent.limit_field import Field, Grid, Part
 from lazyscope.tangent.limit_graph import LimitGraph, refused, shape
 
 aten = torch.ops.aten
+
+
+Key: TypeAlias = tuple[fx.Node, Literal["scales", "logits"]]
+"""Moments of inputs with themselves: the squared scales of an average, or the logits of attention."""
 
 
 @final
@@ -42,8 +46,8 @@ class Run:
         tangent: Whether the tangent kernel is computed.
         left: The functions of the first inputs, by node, each of shape (batch, n1, …).
         right: The functions of the second inputs, by node, each of shape (batch, n2, …).
-        own: For the first and the second inputs, their moments with themselves at the nodes where they are needed, of
-            shape (n, …); `None` if this run computes them, where n1 = n2 = 1 and both inputs are the same.
+        own: For the first and the second inputs, their moments with themselves where they are needed, of shape (n, …),
+            by node and use; `None` if this run computes them, where n1 = n2 = 1 and both inputs are the same.
         found: The moments that this run has computed.
     """
 
@@ -52,8 +56,8 @@ class Run:
     tangent: bool
     left: dict[fx.Node, Tensor]
     right: dict[fx.Node, Tensor]
-    own: tuple[dict[fx.Node, Tensor], dict[fx.Node, Tensor]] | None = None
-    found: dict[fx.Node, Tensor] = field(default_factory=dict)
+    own: tuple[dict[Key, Tensor], dict[Key, Tensor]] | None = None
+    found: dict[Key, Tensor] = field(default_factory=dict)
     fields: dict[fx.Node, Field] = field(default_factory=dict)
 
     def field(self, node: Any, like: fx.Node, channel: Sequence[int]) -> Field:
@@ -61,7 +65,10 @@ class Run:
         if self.graph.classes[node] == "hidden":
             return self.fields[node]
         if self.graph.classes[node] != "input":
-            raise refused(like, "it mixes parameters and hidden units in an unusual order")
+            raise refused(
+                like,
+                "it takes constants or parameters for hidden units; add parameters, and pad convolutions with zeros",
+            )
         return self._input(node, channel, self.graph.needs[node].pairs)
 
     def _input(self, node: fx.Node, channel: Sequence[int], pairs: bool) -> Field:
@@ -114,26 +121,28 @@ class Run:
 
     def averaged(self, node: fx.Node, field: Field) -> Field:
         """Give a field of averages, which has only E[uv], its angles if they are needed."""
-        if not self.graph.needs[node].angle and self.own is not None:
+        if not self.graph.needs[node].angle:
             return field
         grid = field.grid
-        if len(field.parts) > 1:
-            raise refused(node, "an average of concatenated channels is followed by an activation")
-        (part,) = field.parts
         if self.own is None:
-            moments = part.second.diagonal(dim1=-2, dim2=-1) if grid.pairs else part.second[..., 0, 0]
-            self.found[node] = moments
-            left = right = grid.close_side(moments[..., None] if not grid.pairs else moments)
+            squares = [
+                part.second.diagonal(dim1=-2, dim2=-1) if grid.pairs else part.second[..., 0, 0] for part in field.parts
+            ]
+            self.found[node, "scales"] = torch.stack(squares, 1)
+            sides = [[grid.close_side(each if grid.pairs else each[..., None]) for each in squares]] * 2
         else:
-            left, right = (_side(own[node], grid) for own in self.own)
-        roots = [each.clamp(min=0).sqrt() for each in (left, right)]
-        covariance = Covariance.from_product(roots[0], roots[1], part.second)
-        return field.with_parts(lambda p: replace(p, covariance=covariance, product=None))
+            sides = [[_side(each, grid) for each in own[node, "scales"].unbind(1)] for own in self.own]
+
+        def angled(part: Part, left: Tensor, right: Tensor) -> Part:
+            roots = [each.clamp(min=0).sqrt() for each in (left, right)]
+            return replace(part, covariance=Covariance.from_product(roots[0], roots[1], part.second), product=None)
+
+        return replace(field, parts=tuple(map(angled, field.parts, *sides)))
 
 
 def _side(moments: Tensor, grid: Grid) -> Tensor:
     """Arrange moments of shape (n, positions) as scales."""
-    turned = moments.T[None]
+    turned = moments.mT[None]
     return turned.reshape(1, -1) if grid.pairs else turned
 
 
@@ -170,10 +179,14 @@ def independent(a: Part, b: Part) -> bool:
     return not any(x[0] == y[0] and x[1] < y[2] and y[1] < x[2] for x in a.sources for y in b.sources)
 
 
-def with_axes(field: Field, start: int) -> tuple[Field, list[Atom]]:
-    """Give each axis from `start` exactly one position atom, in the order of the axes."""
+def with_axes(node: fx.Node, field: Field, start: int) -> tuple[Field, list[Atom]]:
+    """Give each axis from `start` exactly one position atom, in the order of the axes, before all other positions."""
     wanted = [atom for one in field.axes[start:] for atom in one]
-    field = field.ordered([*wanted, *(a for a in field.places if a not in wanted)])
+    if any(atom.channel for atom in wanted):
+        raise refused(node, "it acts along channels; let it act along positions only")
+    rest = [atom for atom in field.places if atom not in wanted]
+    field = field.ordered([*wanted, *rest])
     atoms = [Atom(size_of(one)) for one in field.axes[start:]]
     axes = (*field.axes[:start], *((atom,) for atom in atoms))
-    return Field(axes, tuple(atoms), field.grid.with_sizes([a.size for a in atoms]), field.parts), atoms
+    places = (*atoms, *rest)
+    return Field(axes, places, field.grid.with_sizes([a.size for a in places]), field.parts), atoms

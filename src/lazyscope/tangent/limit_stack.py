@@ -85,6 +85,8 @@ def _plain(node: Any, size: int) -> bool:
 
 def _mean(node: Any) -> bool:
     """Whether a node takes the mean over all positions."""
-    if node.target not in (aten.mean.dim, aten._adaptive_avg_pool2d.default):
+    if node.target is aten._adaptive_avg_pool2d.default:
+        return shape(node)[2:] == (1, 1)
+    if node.target is not aten.mean.dim or len(shape(arguments(node)[0])) != 4:
         return False
-    return shape(node)[2:] in ((1, 1), ()) and len(shape(node)) in (2, 4)
+    return {dim % 4 for dim in arguments(node)[1] or range(4)} == {2, 3} and not node.kwargs

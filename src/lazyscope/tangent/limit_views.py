@@ -9,8 +9,8 @@ import torch
 from torch import fx
 
 from lazyscope.tangent.limit_axes import Atom, Axes, Axis, axis, channels, reshaped, size_of
-from lazyscope.tangent.limit_field import Field
-from lazyscope.tangent.limit_graph import arguments, refused, shape
+from lazyscope.tangent.limit_field import MIXED, Field
+from lazyscope.tangent.limit_graph import arguments, optional, refused, shape
 from lazyscope.tangent.limit_run import Run
 
 aten = torch.ops.aten
@@ -21,7 +21,7 @@ def view(run: Run, node: fx.Node) -> Field:
     field = run.fields[arguments(node)[0]]
     found = reshaped(field.axes, shape(node))
     if found is None:
-        raise refused(node, "this reshape mixes channels and positions")
+        raise refused(node, "this reshape mixes channels and positions; transpose them to separate axes first")
     axes, split = found
     places = [piece for atom in field.places for piece in split.get(atom, (atom,))]
     return field.flattened(axes, places)
@@ -44,7 +44,7 @@ def same(run: Run, node: fx.Node) -> Field:
     """A copy."""
     field = run.fields[arguments(node)[0]]
     if shape(node) != tuple(size_of(one) for one in field.axes):
-        raise refused(node, "hidden units are repeated")
+        raise refused(node, "hidden units are repeated; use each of them once, or let a layer with weights mix them")
     return field
 
 
@@ -60,11 +60,11 @@ def select(run: Run, node: fx.Node) -> Field:
 def sliced(run: Run, node: fx.Node) -> Field:
     """The entries at a range of indices of an axis."""
     field = run.fields[arguments(node)[0]]
-    rest: list[Any] = [*arguments(node)[1:], *[0, None, None, 1][len(arguments(node)) - 1 :]]
-    dim = rest[0] % len(field.axes)
-    start, stop, step = slice(rest[1], rest[2], rest[3]).indices(size_of(field.axes[dim]))
+    dim, start, stop, step = optional(node, 1, 0, None, None, 1)
+    dim = dim % len(field.axes)
+    start, stop, step = slice(start, stop, step).indices(size_of(field.axes[dim]))
     if step != 1:
-        raise refused(node, "a slice with a step has no rule")
+        raise refused(node, "a slice with a step has no rule; use a range of indices, or a convolution with a stride")
     return _ranged(node, field, dim, start, stop, drop=False)
 
 
@@ -84,7 +84,7 @@ def getitem(run: Run, node: fx.Node) -> Field:
         start = sum(sizes[:place])
         return _ranged(node, field, dim, start, start + sizes[place], drop=False)
     if place != 0:
-        raise refused(node, "only the first result has a rule")
+        raise refused(node, "only the first result has a rule; do not use the others")
     return run.fields[source]
 
 
@@ -95,7 +95,7 @@ def _ranged(node: fx.Node, field: Field, dim: int, start: int, stop: int, *, dro
         new_axis: Axis = () if drop else one
         return replace(field, axes=_without(field.axes, dim, new_axis, drop))
     if len(one) != 1:
-        raise refused(node, "it selects from several axes at once")
+        raise refused(node, "it selects from several axes at once; select before flattening them")
     (atom,) = one
     if not atom.channel:
         new = Atom(stop - start) if stop - start > 1 else None
@@ -103,8 +103,12 @@ def _ranged(node: fx.Node, field: Field, dim: int, start: int, stop: int, *, dro
         index = torch.arange(start, stop, device=some.device)
         return field.at(atom, index, _without(field.axes, dim, axis(new) if new else (), drop), new)
     if len(field.parts) > 1 or atom.step != max(a.step for a in channels(field.axes)) or field.parts[0].law == "input":
-        raise refused(node, "it selects channels of a concatenation, or of the inputs")
+        raise refused(
+            node, "it selects channels of a concatenation, or one of each group of them; select before concatenating"
+        )
     (part,) = field.parts
+    if part.sources & MIXED:
+        raise refused(node, "it selects channels of a sum of tensors with different orders of channels; select before")
     width = part.size // atom.size
     sources = frozenset((layer, lo + start * width, lo + stop * width) for layer, lo, _ in part.sources)
     chosen = replace(part, size=width * (stop - start), sources=sources)
