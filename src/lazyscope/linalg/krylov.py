@@ -40,6 +40,8 @@ class Projection:
     """The right singular vectors as rows, Qᵀ."""
     b: Float[Tensor, " m"]
     """The coefficients Uᵀb of the right-hand side."""
+    outside: float
+    """The norm ‖b - UUᵀb‖ of what the image of the space does not contain of the right-hand side."""
     start: Float[Tensor, " m"]
     """The coefficients Vᵀv₀ of the point from which the space was restarted."""
     coupling: float
@@ -85,18 +87,58 @@ class Projection:
         last = self.left[-1] @ (self.sizes * (self.right @ coefficients))
         return self.coupling * float(last.abs())
 
+    def solution_error(self, shift: float) -> float:
+        """Bound the error ‖A(v - Vc)‖ of the image of `solution`, without the norm of A, in a space without restart.
+
+        The gradient r of the objective at Vc gives (AᵀA + shift)(v - Vc) = r. The largest σ/(σ² + shift) is
+        1/(2√shift), so the error is at most ‖r‖/(2√shift). Also, ‖b - Aw‖² + shift‖w‖² exceeds its minimum by
+        ‖A(v - w)‖² + shift‖v - w‖², and the minimum is not negative, so the error is at most the root of its value at
+        w = Vc.
+
+        Args:
+            shift: The number added to AᵀA.
+
+        Returns:
+            The smaller one of both bounds, which is 0 if the space is invariant.
+        """
+        if self.coupling == 0:
+            return 0.0
+        found = self.solution(shift)
+        value = math.sqrt(self._missed(found) ** 2 + shift * float(found.square().sum()))
+        return min(value, self.residual(found) / (2 * math.sqrt(shift))) if shift > 0 else value
+
     def flow_error(self, time: float, shift: float = 0.0) -> float:
-        """Bound the error of `flow` by the integral of its residual, since the flow does not expand.
+        """Bound the error ‖A(v(t) - Vc(t))‖ of the image of `flow`, without the norm of A, in a space without restart.
+
+        Let r(t) be what Vc' lacks of Aᵀ(b - AVc) - shift·Vc. The error e = v - Vc starts at 0, and e' = r - AᵀAe -
+        shift·e. Therefore
+
+            ½ d/dt ‖Ae‖² = ⟨AᵀAe, r⟩ - ‖AᵀAe‖² - shift‖Ae‖² ≤ ¼‖r‖² - shift‖Ae‖²,
+
+        and ‖Ae(t)‖² is at most ½∫₀ᵗ exp(-2·shift·(t - s)) ‖r(s)‖² ds. Without a shift, this grows like t if the space
+        is not invariant, whatever the flow does. A second bound is that of both distances from b. With J(w) = ½‖b -
+        Aw‖² + ½shift‖w‖², which is convex and decreases along the flow, d/dt ½‖v - w‖² ≤ J(w) - J(v) for every w, so
+        J(v(t)) ≤ J(w) + ‖w‖²/(2t). The best w of the space is the solution for the shift 1/t larger. At t = ∞, the flow
+        is the solution for the shift, whose bound is `solution_error`.
 
         Args:
             time: The time t ≥ 0, which may be infinite.
             shift: The number added to AᵀA.
 
         Returns:
-            The bound on ‖v(t) - Vc(t)‖, with the integral computed by quadrature.
+            The smallest one of these bounds, with the integral computed by quadrature.
         """
         if self.coupling == 0 or time == 0:
             return 0.0
+        if math.isinf(time):
+            return self.solution_error(shift)
+        near = self.solution(shift + 1 / time)
+        square = self._missed(near) ** 2 + (shift + 1 / time) * float(near.square().sum())
+        late = self._missed(self.flow(time, shift)) + math.sqrt(square)
+        return min(math.sqrt(self._energy(time, shift)), late)
+
+    def _energy(self, time: float, shift: float) -> float:
+        """Compute ½∫₀ᵗ exp(-2·shift·(t - s)) ‖r(s)‖² ds for a finite time; r is constant from some time on."""
         rates = self.sizes**2 + shift
         weights = self.coupling * self.left[-1] * self.sizes * self._data()
         last = min(time, 50 / float(rates[~self._null(shift)].min()))
@@ -104,9 +146,16 @@ class Projection:
         ends = math.log10(max(last / first, 10))
         grid = torch.logspace(0, ends, _QUADRATURE, dtype=torch.float64, device="cpu")
         grid = torch.nn.functional.pad(grid * first, (1, 0)).clamp(max=last)
-        values = (self._grown(grid[:, None], shift) @ weights).abs()
-        area = float(torch.trapezoid(values, grid))
-        return area + (float(values[-1]) * (time - last) if math.isfinite(time) else 0.0)
+        values = (self._grown(grid[:, None], shift) @ weights).square() / 2
+        area = float(torch.trapezoid(values * torch.exp(-2 * shift * (last - grid)), grid))
+        rest = time - last
+        tail = rest if shift == 0 else -math.expm1(-2 * shift * rest) / (2 * shift)
+        return area * math.exp(-2 * shift * rest) + float(values[-1]) * tail
+
+    def _missed(self, coefficients: Float[Tensor, " m"]) -> float:
+        """Compute ‖b - AVc‖ from its parts within the image of the space and outside."""
+        within = self.b - self.left @ (self.sizes * (self.right @ coefficients))
+        return math.hypot(float(within.norm()), self.outside)
 
     def _null(self, shift: float) -> Tensor:
         return self.sizes <= (self.noise if shift == 0 else -math.inf)
@@ -220,11 +269,13 @@ class Krylov:
         size = self.size if size is None else size
         left, sizes, right = torch.linalg.svd(self._matrix[:size, :size])
         noise = 4 * math.sqrt(max(1, size)) * torch.finfo(self.operator.dtype).eps
+        b = self._left.coefficients(self._b)[:size]
         return Projection(
             left,
             sizes,
             right,
-            self._left.coefficients(self._b)[:size],
+            b,
+            float((self._b - self._left.combine(b)).norm()),
             self._right.coefficients(self._start)[:size],
             self._ahead if size == self.size else float(self._matrix[size - 1, size].abs()),
             noise * float(sizes.max()) if size else 0.0,

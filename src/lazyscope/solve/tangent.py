@@ -427,7 +427,6 @@ class TangentSolution:
             times,
             [projection.flow(float(t) / n, shift) for t in times],
             [projection.flow_error(float(t) / n, shift) for t in times],
-            projection,
         )
 
     def path(self, ridges: Sequence[Number]) -> TangentCurve:
@@ -443,22 +442,16 @@ class TangentSolution:
             raise InputError(f"The ridges are {list(ridges)}; pass finite numbers that are not negative.")
         projection = self._space()[1]
         shifts = [self._problem.jacobian.n * float(each) for each in ridges]
-        solutions, errors = [projection.solution(shift) for shift in shifts], []
-        for shift, solution in zip(shifts, solutions, strict=True):
-            missed = projection.residual(solution)
-            errors.append(missed / shift if shift > 0 else math.inf if missed > 0 else 0.0)
+        solutions = [projection.solution(shift) for shift in shifts]
         numbers = torch.tensor([float(each) for each in ridges], dtype=torch.float64, device="cpu")
-        return self._curve(numbers, solutions, errors, projection)
+        return self._curve(numbers, solutions, [projection.solution_error(shift) for shift in shifts])
 
-    def _curve(
-        self, at: Tensor, coefficients: list[Tensor], errors: list[float], projection: Projection
-    ) -> TangentCurve:
+    def _curve(self, at: Tensor, coefficients: list[Tensor], errors: list[float]) -> TangentCurve:
         krylov, problem = self._space()[0], self._problem
         flat = [krylov.combine(each) for each in coefficients]
-        size = float(projection.sizes.max())  # ‖Dh(w₀)‖, by which the errors of v grow
         return TangentCurve(
             at,
-            torch.tensor(errors, dtype=torch.float64, device="cpu") * size,
+            torch.tensor(errors, dtype=torch.float64, device="cpu"),
             tuple(self._named(each) for each in flat),
             lambda: torch.stack([problem.outputs(each).view(-1, problem.jacobian.k) for each in flat]),
         )
