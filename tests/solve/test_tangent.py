@@ -19,6 +19,7 @@ from lazyscope.errors import InputError
 from lazyscope.linalg.krylov import Krylov
 from lazyscope.linalg.operator import Dense, Operator
 from lazyscope.solve import tangent
+from lazyscope.solve.left_out import probed_left_out
 
 TIMES = [0.0, 0.1, 1.0, 10.0, 1e3, 1e6, math.inf]
 RIDGES = [1e-6, 1e-3, 1.0]
@@ -201,18 +202,55 @@ def test_a_run_that_was_stopped_goes_on_with_the_same_bits(tmp_path: Path) -> No
         tangent.tangent_solve(model, x, y + 1, checkpoint=tmp_path / "half.pt")
 
 
-def test_leave_one_out() -> None:
+def test_leaving_one_point_out_is_fitting_the_others() -> None:
     model, (x, y) = network(3, 8, 2, 0), data(6, 3, 2, 1)
-    found = tangent.tangent_solve(model, x, y, ridge=0.1).leave_one_out(probes=100)
+    found = tangent.tangent_solve(model, x, y, ridge=0.1).leave_one_out()
     missed = 0.0
     for i in range(6):
         rest = torch.arange(6) != i
         # n · ridge is what the points share, so that leaving one out does not change the kernel's shift
         without = tangent.tangent_solve(model, x[rest], y[rest], ridge=0.1 * 6 / 5)
         missed += float((without.predict(x[~rest]) - y[~rest]).square().sum()) / (2 * 6)
-    assert found.loss == pytest.approx(missed, rel=0.25)
+    assert found.loss == pytest.approx(missed, rel=1e-8)
     sizes = Twin(model, x, y).sizes ** 2
-    assert found.freedom == pytest.approx(float((sizes / (sizes + 0.6)).sum()), rel=0.1)
+    assert found.freedom == pytest.approx(float((sizes / (sizes + 0.6)).sum()), rel=1e-9)
+    assert found.error == 0.0
+
+
+@pytest.mark.parametrize("ridge", [1e-2, 1e-3])
+def test_left_out_losses_of_ten_outputs_with_default_arguments(ridge: float) -> None:
+    """Blocks of 10 × 10 outputs, for which 20 random probes are nearly singular; in float32 and from a loader too."""
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(16, 8), nn.ReLU(), nn.Linear(8, 10))
+    x, y = (t.float() for t in data(30, 16, 10, 0))
+    model = Model(net).double()
+    twin = Twin(model, x.double(), y.double())
+    inverse = torch.linalg.inv(twin.jacobian @ twin.jacobian.T + 30 * ridge * torch.eye(300, dtype=torch.float64))
+    c = inverse @ (y.double().flatten() - twin.start)
+    left = [torch.linalg.solve(inverse[at : at + 10, at : at + 10], c[at : at + 10]) for at in range(0, 300, 10)]
+    true = sum(float(each.square().sum()) for each in left) / 60
+    loader = DataLoader(TensorDataset(x, y), batch_size=7)
+    for solution in (
+        tangent.tangent_solve(model, x.double(), y, ridge=ridge, iterations=3),
+        tangent.tangent_solve(net, loader, ridge=ridge, iterations=3),
+    ):
+        assert solution.leave_one_out().loss == pytest.approx(true, rel=1e-8)
+
+
+def test_probes_estimate_cross_validation_with_its_error() -> None:
+    model, (x, y) = network(3, 8, 2, 0), data(20, 3, 2, 1)
+    solution = tangent.tangent_solve(model, x, y, ridge=0.1)
+    true, missed = solution.leave_one_out(), (y - solution.outputs).flatten()
+    for seed in range(4):
+        found = probed_left_out(solution._problem.jacobian, missed, 20 * 0.1, 30, seed)
+        assert abs(found.freedom - true.freedom) <= 4 * found.error < 0.5 * true.freedom
+        assert abs(found.gcv / true.gcv - 1) <= 10 * found.error / (40 - true.freedom)
+        with pytest.raises(InputError, match="use `gcv`"):
+            _ = found.loss
+    with pytest.raises(InputError, match="at least two probes"):
+        solution.leave_one_out(probes=1)
+    with pytest.raises(InputError, match="at least two probes"):
+        tangent.tangent_solve(model, x, y).leave_one_out()
 
 
 def test_nothing_to_fit() -> None:

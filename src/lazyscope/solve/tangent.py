@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, final
 
 import torch
-from jaxtyping import Float, Float64
+from jaxtyping import Float64
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
@@ -29,14 +29,12 @@ from lazyscope.flow.checkpoint import Checkpoint
 from lazyscope.flow.objective import Times, check_times
 from lazyscope.labels import Target
 from lazyscope.linalg.krylov import BASIS_MEMORY, Krylov, Projection
-from lazyscope.linalg.operator import Operator, Symmetric
-from lazyscope.linalg.solve import conjugate_gradients
-from lazyscope.linalg.trace import signs
 from lazyscope.memory import Memory, default_memory, parse_memory
 from lazyscope.model.base import Model
 from lazyscope.model.jacobian import JacobianOperator
 from lazyscope.model.loaded import LoadedBatches
 from lazyscope.progress import Bar, fallen
+from lazyscope.solve.left_out import EXACT, LeaveOneOut, exact_left_out, probed_left_out
 from lazyscope.solve.products import Products
 from lazyscope.tangent.regression import as_outputs
 
@@ -457,45 +455,29 @@ class TangentSolution:
         )
 
     def leave_one_out(self, *, probes: int = 20, seed: int = 0) -> LeaveOneOut:
-        """Estimate the loss at points that are left out, and generalised cross-validation, by random probes.
+        """Compute the loss at points that are left out, and generalised cross-validation.
+
+        If there are at most 5000 outputs in total, the kernel is formed in float64, and all numbers are exact up to
+        rounding. Otherwise generalised cross-validation is estimated from random probes, with its standard error, and
+        the loss at points that are left out is not available.
 
         Args:
-            probes: The number of random vectors. The relative error decreases like 1/√probes.
+            probes: The number of random vectors if the kernel is not formed, at least 2. The error of `freedom`
+                decreases like 1/√probes.
             seed: The seed of the random vectors.
 
         Returns:
-            Both estimates.
+            Both numbers.
 
         Raises:
-            InputError: If the ridge is 0, or `probes` is not positive.
+            InputError: If the ridge is 0 or too small for the precision, or there are fewer than 2 probes.
         """
         problem, jacobian = self._problem, self._problem.jacobian
-        if problem.ridge == 0 or probes < 1:
-            raise InputError("Leaving points out needs a positive ridge and at least one probe; pass them.")
-        rows, k, n = jacobian.shape[0], jacobian.k, jacobian.n
-        kernel = _Kernel(jacobian)
-        z = signs(rows, probes, seed, kernel).double()
-        inverse = conjugate_gradients(kernel, z, shift=problem.shift).x
-        c = (problem.target - self.outputs.flatten()) / problem.shift
-        blocks = torch.einsum("nap,nbp->nab", z.view(n, k, probes), inverse.view(n, k, probes)) / probes
-        blocks = (blocks + blocks.mT) / 2
-        left = torch.linalg.solve(blocks, c.view(n, k))
-        freedom = rows - problem.shift * float((z * inverse).sum()) / probes
-        missed = problem.shift * c
-        gcv = float(missed.square().sum()) / (2 * n) / (1 - freedom / rows) ** 2
-        return LeaveOneOut(float(left.square().sum()) / (2 * n), gcv, freedom)
-
-
-class _Kernel(Symmetric):
-    """The tangent kernel as an operator on outputs."""
-
-    def __init__(self, jacobian: Operator) -> None:
-        self._jacobian = jacobian
-        self.shape = (jacobian.shape[0], jacobian.shape[0])
-        self.dtype, self.device = jacobian.dtype, jacobian.device
-
-    def matmat(self, u: Float[Tensor, "columns m"]) -> Float[Tensor, "rows m"]:
-        return self._jacobian.matmat(self._jacobian.rmatmat(u))
+        if problem.ridge == 0 or probes < 2:
+            raise InputError("Leaving points out needs a positive ridge and at least two probes; pass them.")
+        if jacobian.shape[0] <= EXACT:
+            return exact_left_out(jacobian, problem.target - problem.start, problem.shift)
+        return probed_left_out(jacobian, problem.target - self.outputs.flatten(), problem.shift, probes, seed)
 
 
 @final
@@ -515,16 +497,3 @@ class TangentCurve:
     def outputs(self) -> Float64[Tensor, "points n k"]:
         """The outputs at the training points, computed when they are first used."""
         return self._evaluate()
-
-
-@final
-@dataclass(frozen=True)
-class LeaveOneOut:
-    """Estimates of the loss at points that were not used for the fit."""
-
-    loss: float
-    """The mean over the points of ½|f₋ᵢ(xᵢ) - yᵢ|², where f₋ᵢ is fitted without point i."""
-    gcv: float
-    """Generalised cross-validation: the training loss divided by (1 - freedom/nk)²."""
-    freedom: float
-    """The effective number of parameters tr K(K + n·ridge)⁻¹."""
