@@ -258,6 +258,37 @@ def test_nothing_to_fit() -> None:
     solution = tangent.tangent_solve(model, x, model(x).detach())
     assert solution.converged
     assert float(flat(solution.v).abs().max()) == 0.0
+    for curve in (solution.flow([0.0, 1.0, math.inf]), solution.path([0.0, 1.0, 2.0])):
+        assert all(float(flat(v).abs().max()) == 0.0 for v in curve.v)
+        assert torch.equal(curve.outputs, model(x).detach().expand(3, 6, 1))
+        assert float(curve.error.max()) == 0.0
+    assert solution.largest == 0.0
+
+
+def test_a_start_that_vanishes_at_the_training_points_is_added_elsewhere() -> None:
+    linear = nn.Linear(2, 1, bias=False).double()
+    x, new = torch.zeros(3, 2, dtype=torch.float64), torch.ones(2, 2, dtype=torch.float64)
+    solution = tangent.tangent_solve(linear, x, torch.ones(3, 1))
+    torch.testing.assert_close(solution.predict(new), linear(new).detach())
+
+
+def test_a_space_that_rounding_makes_imprecise_is_kept_for_the_flow(tmp_path: Path) -> None:
+    """The solution takes another space for what rounding has left."""
+    torch.manual_seed(0)
+    model = Model(nn.Sequential(nn.Linear(2, 10), nn.GELU(), nn.Linear(10, 2))).double()
+    x, y = data(20, 2, 2, 0)
+    twin, solution = Twin(model, x, y), tangent.tangent_solve(model, x, y)
+    assert solution.converged
+    assert solution.iterations > solution._krylov.size  # type: ignore[union-attr]
+    flow = solution.flow(TIMES)
+    for time, outputs in zip(TIMES, flow.outputs, strict=True):
+        assert close(outputs.flatten(), twin.start + twin.jacobian @ twin.flow(time))
+    late = solution.iterations - 2
+    tangent.tangent_solve(model, x, y, iterations=late, checkpoint=tmp_path / "late.pt", every=late)
+    resumed = tangent.tangent_solve(model, x, y, checkpoint=tmp_path / "late.pt", every=10**6)
+    assert torch.equal(flat(resumed.v), flat(solution.v))
+    assert torch.equal(resumed.flow(TIMES).outputs, flow.outputs)
+    assert resumed.largest == solution.largest
 
 
 @pytest.mark.parametrize(

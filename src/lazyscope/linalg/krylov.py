@@ -9,6 +9,7 @@ destroy the solution. SciPy's `lsqr` and `lsmr` run on a CPU, keep no basis, and
 
 from __future__ import annotations
 
+import copy
 import math
 from dataclasses import dataclass
 from typing import Any
@@ -185,8 +186,9 @@ class Krylov:
         b: The right-hand side b, in float64.
         stored: The dtype of the basis V. `None` uses that of the operator. Rounded vectors span another space, whose
             image is the one that is measured.
-        near: The number of vectors of V on the device of the operator; later ones are kept in the memory of the host.
-            `None` keeps all of them on the device.
+        near: The number of vectors of each basis on the device of the operator; later ones are kept in the memory of
+            the host. `None` keeps all of them on the device.
+        most: The largest dimension of the space, for which memory is taken. `None` takes it in blocks without a bound.
     """
 
     def __init__(
@@ -195,11 +197,12 @@ class Krylov:
         b: Float[Tensor, " rows"],
         stored: torch.dtype | None = None,
         near: int | None = None,
+        most: int | None = None,
     ) -> None:
         self.operator = operator
         rows, columns = operator.shape
-        self._left = Rows(rows, operator.dtype, operator.device)
-        self._right = Rows(columns, stored or operator.dtype, operator.device, near)
+        self._left = Rows(rows, operator.dtype, operator.device, near, most)
+        self._right = Rows(columns, stored or operator.dtype, operator.device, near, most)
         self._matrix = torch.zeros(0, 0, dtype=torch.float64, device="cpu")
         self._b, self._start = b, torch.zeros(columns, dtype=torch.float64, device=operator.device)
         self._next: Tensor | None = None
@@ -322,13 +325,50 @@ class Krylov:
             start: The solution so far, in float64.
             last: The coefficients of the last direction in the basis V.
         """
+        image, direction, ratio = self._turned(last)
+        self._left.rotate(image)
+        self._right.rotate(direction)
+        self._begin(ratio, b, gradient, start)
+
+    def branch(
+        self,
+        b: Float[Tensor, " rows"],
+        gradient: Float[Tensor, " columns"],
+        start: Float[Tensor, " columns"],
+        last: Float[Tensor, " m"],
+        most: int,
+    ) -> Krylov:
+        """Start again as `restart` does, in a new space, and leave this one as it is.
+
+        Args:
+            b: What is left of the right-hand side, in float64.
+            gradient: The vector Aᵀb - shift·start, in float64.
+            start: The solution so far, in float64.
+            last: The coefficients of the last direction in the basis V.
+            most: The largest dimension of the new space.
+
+        Returns:
+            The new space.
+        """
+        image, direction, ratio = self._turned(last)
+        new = copy.copy(self)
+        new._left, new._right = self._left.empty(most), self._right.empty(most)
+        if len(image):
+            new._left.append(self._left.combine(image[0]))
+            new._right.append(self._right.combine(direction[0]))
+        new._begin(ratio, b, gradient, start)
+        return new
+
+    def _turned(self, last: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Return a direction and its image, each as one row of unit norm or none, and the small matrix of both."""
         image, size = self._matrix @ last, float(last.norm())
         length = float(image.norm())
         count = 1 if length > 0 else 0
-        self._left.rotate((image / max(length, 1e-300))[None][:count])
-        self._right.rotate((last / max(size, 1e-300))[None][:count])
-        self._matrix = torch.full((count, count), length / max(size, 1e-300), dtype=torch.float64, device="cpu")
-        self._b, self._start = b, start
+        ratio = torch.full((count, count), length / max(size, 1e-300), dtype=torch.float64, device="cpu")
+        return (image / max(length, 1e-300))[None][:count], (last / max(size, 1e-300))[None][:count], ratio
+
+    def _begin(self, matrix: Tensor, b: Tensor, gradient: Tensor, start: Tensor) -> None:
+        self._matrix, self._b, self._start = matrix, b, start
         self._continue(gradient.to(self.operator.dtype))
 
     def state(self) -> dict[str, Any]:
@@ -351,3 +391,17 @@ class Krylov:
         self._b, self._start = state["b"].to(device), state["start"].to(device)
         self._next = state["next"].to(device) if len(state["next"]) else None
         self._ahead, self.speed = state["numbers"].tolist()
+
+    def restored(self, state: dict[str, Any]) -> Krylov:
+        """Restore the state of another process in a new space of the same operator.
+
+        Args:
+            state: What `state` returned.
+
+        Returns:
+            The new space.
+        """
+        new = copy.copy(self)
+        new._left, new._right = self._left.empty(None), self._right.empty(None)
+        new.restore(state)
+        return new

@@ -41,6 +41,9 @@ from lazyscope.tangent.regression import as_outputs
 _CHECK = 10
 """The number of iterations after which the residual is computed again."""
 
+_LEAST = 4
+"""The smallest number of vectors of a space in which the iteration is started again."""
+
 
 @without_autocast
 def tangent_solve(
@@ -89,7 +92,8 @@ def tangent_solve(
             model.
         memory: The memory for the bases, as a number of bytes or a string such as "20GB". An iteration adds as many
             numbers as the model has parameters and the data has outputs. If the memory is full, the iteration starts
-            again from the residual; the flow and other ridges are then not available.
+            again from the residual; the flow and other ridges are then not available. They are available if it starts
+            again for what rounding has left, provided that the memory holds both spaces.
             `None` uses half of the free memory, 4 GiB at most on a CPU and 64 GiB at most on a GPU.
         host: Memory of the host for vectors that do not fit into `memory`, as a number of bytes or a string. `None`
             uses none.
@@ -162,7 +166,7 @@ def posed(
     if centred:
         start = torch.zeros_like(start)
     target = as_outputs(y, jacobian.n, jacobian.k).flatten().to(start)
-    return Problem(jacobian, start, target, ridge, rounded)
+    return Problem(jacobian, start, target, ridge, rounded, centred)
 
 
 def _batches(model: Model, x: Inputs | DataLoader[Any]) -> Inputs | LoadedBatches:
@@ -181,9 +185,16 @@ class Problem:
     """The least-squares problem min ‖y - h - Dh v‖² + shift‖v‖²."""
 
     def __init__(
-        self, jacobian: JacobianOperator, start: Tensor, target: Tensor, ridge: float, rounded: torch.dtype | None
+        self,
+        jacobian: JacobianOperator,
+        start: Tensor,
+        target: Tensor,
+        ridge: float,
+        rounded: torch.dtype | None,
+        centred: bool,
     ) -> None:
         self.jacobian, self.start, self.target, self.ridge = Products(jacobian), start, target, ridge
+        self.centred = centred
         self.shift, self.rounded = jacobian.n * ridge, rounded
         rows, columns = jacobian.shape
         self.each = rows * jacobian.dtype.itemsize + columns * (rounded or jacobian.dtype).itemsize
@@ -231,13 +242,35 @@ class _Iteration:
     """The number of iterations of all spaces."""
     relative: float = 1.0
     restarts: int = 0
+    first: Krylov | None = None
+    """The first space, if what rounding has left of the problem is solved in another one."""
+
+    @property
+    def kept(self) -> Krylov | None:
+        """The space that starts from the whole problem, if it is still there."""
+        return self.krylov if self.restarts == 0 else self.first
+
+    def room(self, plan: _Plan) -> int:
+        """The number of vectors that the present space may have."""
+        return plan.room - (0 if self.first is None else self.first.size)
+
+    def again(self, missed: Tensor, gradient: Tensor, direction: Tensor, plan: _Plan, *, met: bool) -> None:
+        """Start another space from what is left, and keep the first one if it is good and the memory allows it."""
+        room = plan.room - self.krylov.size
+        if met and self.restarts == 0 and room >= _LEAST:
+            self.first = self.krylov
+            self.krylov = self.krylov.branch(missed, gradient, self.v, direction, room)
+        else:
+            self.krylov.restart(missed, gradient, self.v, direction)
+        self.restarts += 1
 
     def state(self) -> dict[str, Any]:
-        return {"v": self.v, "done": self.done, "relative": self.relative, "restarts": self.restarts} | (
-            self.krylov.state()
-        )
+        first = None if self.first is None else self.first.state()
+        numbers = {"done": self.done, "relative": self.relative, "restarts": self.restarts}
+        return {"v": self.v, "first": first, **numbers, **self.krylov.state()}
 
     def restore(self, state: dict[str, Any]) -> None:
+        self.first = None if state["first"] is None else self.krylov.restored(state["first"])
         self.krylov.restore(state)
         self.v = state["v"].to(self.v.device)
         self.done, self.relative, self.restarts = state["done"], state["relative"], state["restarts"]
@@ -262,27 +295,25 @@ def _iterate(problem: Problem, plan: _Plan, checkpoint: Checkpoint | None) -> Ta
             v = now.v + now.krylov.combine(direction)
             missed, gradient = problem.left(v)
             previous, now.v, now.relative = now.relative, v, float(gradient.norm()) / steepest
-            # What rounding has left is accepted up to ten times the tolerance, since a new space would have no flow.
+            # What rounding has left is accepted up to ten times the tolerance.
             enough = now.relative <= (10 if met else 1) * plan.tolerance
             stuck = met and now.restarts > 0 and now.relative > 0.5 * previous  # no more than rounding is left
             if enough or now.done >= plan.limit or stuck:
                 break
-            now.krylov.restart(missed, gradient, v, direction)
-            now.restarts += 1
+            now.again(missed, gradient, direction, plan, met=met)
     # The products Dh v and Dhᵀ(y - Dh v) leave a gradient of this size by rounding, even at the exact solution. A
     # factor of ten distinguishes rounding from failure.
     rounding = torch.finfo(jacobian.dtype).eps * largest * float(now.v.norm()) / max(steepest, 1e-300)
     relative = now.relative if steepest > 0 else 0.0
     small = relative <= math.sqrt(plan.tolerance)  # in float32, rounding alone can be as large as the gradient
     converged = relative <= 10 * plan.tolerance or (small and relative <= 10 * rounding)
-    kept = now.krylov if now.restarts == 0 else None
-    return TangentSolution(problem, now.v, relative, now.done, converged, kept)
+    return TangentSolution(problem, now.v, relative, now.done, converged, now.kept)
 
 
 def _grow(now: _Iteration, shift: float, plan: _Plan, stored: _Stored | None, bar: Bar) -> bool:
     """Extend the space until the gradient is within the tolerance, and return whether it is."""
     krylov, goal = now.krylov, plan.tolerance * now.krylov.speed
-    while krylov.size < plan.room and now.done < plan.limit and not krylov.complete:
+    while krylov.size < now.room(plan) and now.done < plan.limit and not krylov.complete:
         krylov.extend()
         now.done += 1
         if now.done % _CHECK == 0 or krylov.complete:
@@ -373,7 +404,8 @@ class TangentSolution:
 
         The flow of its eigenvectors has ended by a few times n/λ. No other part of the flow is faster.
         """
-        return float(self._space()[1].sizes.max()) ** 2
+        sizes = self._space()[1].sizes
+        return float(sizes.max()) ** 2 if len(sizes) else 0.0
 
     def _named(self, flat: Tensor) -> dict[str, Tensor]:
         return self._problem.jacobian.named(flat)
@@ -392,18 +424,18 @@ class TangentSolution:
         fitted = self._problem.jacobian
         jacobian = Products(JacobianOperator(fitted.model, x, batch=batch), automatic=fitted.automatic)
         change = jacobian.push_forward(self.v if at is None else at).double()
-        if bool(self._problem.start.any()):
+        if not self._problem.centred:
             with torch.no_grad():
                 change = change + torch.cat([jacobian.model(part).double().flatten() for part in jacobian.batches])
         return change.view(jacobian.n, jacobian.k)
 
-    def _space(self, size: int | None = None) -> tuple[Krylov, Projection]:
-        if self._krylov is None or self._krylov.size == 0:
+    def _space(self) -> tuple[Krylov, Projection]:
+        if self._krylov is None:
             raise InputError(
-                "There is no Krylov space: its bases did not fit into the memory, it was started again to correct"
-                " rounding errors, or tangent_sgd was used; pass a larger `memory` or `tolerance` to tangent_solve."
+                "There is no Krylov space, because its bases did not fit into the memory or tangent_sgd was used; pass"
+                " a larger `memory` or `tolerance` to tangent_solve."
             )
-        return self._krylov, self._krylov.project(size)
+        return self._krylov, self._krylov.project()
 
     def flow(self, times: Times, *, iterations: int | None = None) -> TangentCurve:
         """Compute the gradient flow of the tangent model from v = 0 at many times, without further iterations.
@@ -417,9 +449,14 @@ class TangentSolution:
             The displacement and the outputs at each time, with a bound on the error of each.
         """
         times = check_times(times, infinity=True)
-        if iterations is not None and not 1 <= iterations <= self.iterations:
-            raise InputError(f"There are {self.iterations} iterations, not {iterations}; pass a number from 1 to that.")
-        projection = self._space(iterations)[1]
+        krylov, projection = self._space()
+        if iterations is not None and iterations != krylov.size:
+            if not 1 <= iterations <= krylov.size:
+                raise InputError(
+                    f"There are {krylov.size} iterations in the space of the flow, not {iterations}; pass a number from"
+                    " 1 to that."
+                )
+            projection = krylov.project(iterations)
         n, shift = self._problem.jacobian.n, self._problem.shift
         return self._curve(
             times,
