@@ -15,7 +15,8 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from lazyscope import Linearised, Model
-from lazyscope.errors import InputError
+from lazyscope.errors import InputError, StoreError
+from lazyscope.flow.checkpoint import Checkpoint, DamagedCheckpoint
 from lazyscope.linalg.krylov import Krylov
 from lazyscope.linalg.operator import Dense, Operator
 from lazyscope.solve import tangent
@@ -200,6 +201,42 @@ def test_a_run_that_was_stopped_goes_on_with_the_same_bits(tmp_path: Path) -> No
     assert torch.equal(flat(resumed.v), flat(whole.v))
     with pytest.raises(InputError, match="other data"):
         tangent.tangent_solve(model, x, y + 1, checkpoint=tmp_path / "half.pt")
+
+
+def test_a_checkpoint_belongs_to_one_model_and_its_data(tmp_path: Path) -> None:
+    """With centring, the first right-hand side is the targets alone, whatever the model and the inputs."""
+    model, (x, y) = network(4, 10, 1, 0), data(30, 4, 1, 1)
+    other = Model(nn.Sequential(nn.Linear(4, 10), nn.GELU(), nn.Linear(10, 1))).double()
+    same = Model(nn.Sequential(nn.Linear(4, 10), nn.GELU(), nn.Linear(10, 1)).double())
+    same = same.at(dict(model.params))
+    path = tmp_path / "half.pt"
+
+    def solve(model: Model, x: Any, ridge: float = 0.0) -> tangent.TangentSolution:
+        target = None if isinstance(x, DataLoader) else y
+        return tangent.tangent_solve(
+            model, x, target, iterations=9, checkpoint=path, every=4, centred=True, ridge=ridge, batch=8
+        )
+
+    solve(model, x)
+    for changed in ((other, x), (same, x), (model, x + 1), (network(4, 12, 1, 0), x), (model, x, 0.1)):
+        with pytest.raises(InputError, match="belongs to another model or to other data"):
+            solve(*changed)
+    loaded = solve(model, DataLoader(TensorDataset(x, y), batch_size=5))
+    assert close(flat(loaded.v), flat(solve(model, x).v), 1e-12)
+    with Checkpoint(path) as stored:
+        stored.save({"name": "another"})
+    with pytest.warns(DamagedCheckpoint, match="does not contain an iteration"):
+        assert solve(model, x).iterations == 9
+
+
+def test_checkpoints_that_cannot_be_written_are_refused_before_the_start(tmp_path: Path) -> None:
+    model, (x, y) = network(3, 4, 1, 0), data(5, 3, 1, 1)
+    (tmp_path / "file").touch()
+    with pytest.raises(StoreError, match=r"cannot be written .*; pass a file"):
+        tangent.tangent_solve(model, x, y, checkpoint=tmp_path / "file" / "c.pt")
+    with pytest.raises(StoreError, match="is a folder; pass a file"):
+        tangent.tangent_solve(model, x, y, checkpoint=tmp_path)
+    assert [each.name for each in tmp_path.iterdir()] == ["file"]
 
 
 def test_leaving_one_point_out_is_fitting_the_others() -> None:

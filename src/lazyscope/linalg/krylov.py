@@ -219,6 +219,11 @@ class Krylov:
         return self._next is None
 
     @property
+    def steepest(self) -> Float[Tensor, " columns"]:
+        """The vector Aᵀb of a space that has not been extended yet."""
+        return self._start.to(self.operator.dtype) if self._next is None else self._next * self.speed
+
+    @property
     def memory(self) -> int:
         """The number of bytes that the bases take."""
         return self._left.memory + self._right.memory

@@ -8,7 +8,6 @@ Longer than 350 lines because all arguments are documented.
 
 from __future__ import annotations
 
-import hashlib
 import math
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
@@ -34,12 +33,16 @@ from lazyscope.model.base import Model
 from lazyscope.model.jacobian import JacobianOperator
 from lazyscope.model.loaded import LoadedBatches
 from lazyscope.progress import Bar, fallen
+from lazyscope.solve.identity import identity, sizes
 from lazyscope.solve.left_out import EXACT, LeaveOneOut, exact_left_out, probed_left_out
 from lazyscope.solve.products import Products
 from lazyscope.tangent.regression import as_outputs
 
 _CHECK = 10
 """The number of iterations after which the residual is computed again."""
+
+_AGREED = {True: 1e-3, False: 1e-2}
+"""The largest relative difference of gradients that are the same up to rounding, with and without full precision."""
 
 _LEAST = 4
 """The smallest number of vectors of a space in which the iteration is started again."""
@@ -106,6 +109,7 @@ def tangent_solve(
 
     Raises:
         InputError: If the inputs or the targets are invalid, or a number is out of range.
+        StoreError: If the checkpoint cannot be written.
         ModelError: If the model cannot be traced or differentiated.
 
     Example:
@@ -281,7 +285,7 @@ def _iterate(problem: Problem, plan: _Plan, checkpoint: Checkpoint | None) -> Ta
     jacobian, right = problem.jacobian, problem.target - problem.start
     zero = torch.zeros(jacobian.shape[1], dtype=torch.float64, device=jacobian.device)
     now = _Iteration(problem.krylov(right), zero)
-    stored = None if checkpoint is None else _Stored(checkpoint, right, plan.every)
+    stored = None if checkpoint is None else _Stored(checkpoint, problem, now, plan.every)
     if stored is not None:
         stored.resume(now)
     largest, steepest = 0.0, now.krylov.speed
@@ -328,26 +332,39 @@ def _grow(now: _Iteration, shift: float, plan: _Plan, stored: _Stored | None, ba
 
 
 class _Stored:
-    """An iteration in a file, with a checksum of the right-hand side."""
+    """An iteration in a file, with what identifies its problem."""
 
-    def __init__(self, checkpoint: Checkpoint, right: Tensor, every: int) -> None:
+    def __init__(self, checkpoint: Checkpoint, problem: Problem, now: _Iteration, every: int) -> None:
+        checkpoint.check()
         self._checkpoint, self._every = checkpoint, every
-        self._name = hashlib.sha256(right.cpu().numpy().tobytes()).hexdigest()
+        self._agreed = _AGREED[problem.rounded is None]
+        options = (problem.ridge, problem.centred, str(problem.rounded))
+        self._name = identity(problem.jacobian, problem.target, options)
+        self._sizes = sizes(problem.jacobian, now.krylov.steepest)
 
     def save(self, now: _Iteration) -> None:
         if now.done % self._every == 0:
-            self._checkpoint.save({"name": self._name, **now.state()})
+            self._checkpoint.save({"name": self._name, "sizes": self._sizes, **now.state()})
 
     def resume(self, now: _Iteration) -> None:
         state = self._checkpoint.load()
         if state is None:
             return
-        if state.pop("name", None) != self._name:
+        if state.keys() != {"name", "sizes", *now.state()}:
+            self._checkpoint.set_aside("it does not contain an iteration")
+            return
+        if state.pop("name") != self._name or not self._agree(state.pop("sizes")):
             raise InputError(
                 f"The checkpoint {self._checkpoint.path} belongs to another model or to other data; pass another file,"
                 " or delete it."
             )
         now.restore(state)
+
+    def _agree(self, stored: Tensor) -> bool:
+        """Whether the first gradient is the same up to the order of sums, which a GPU may change."""
+        return len(stored) == len(self._sizes) and bool(
+            ((stored - self._sizes).abs() <= self._agreed * self._sizes.max()).all()
+        )
 
 
 @final
