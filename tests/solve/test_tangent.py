@@ -336,12 +336,54 @@ def test_a_space_that_rounding_makes_imprecise_is_kept_for_the_flow(tmp_path: Pa
         ({"y": torch.zeros(3, 1)}, r"shape \(6, 1\)"),
         ({"y": torch.full((6, 1), math.nan)}, "NaN"),
         ({"memory": "much"}, "2GB"),
+        ({"host": "much"}, "host='much' is not an amount .* host="),
+        ({"tolerance": -1.0}, "tolerance=-1.0 is not at least 0"),
+        ({"tolerance": math.nan}, "tolerance=nan is not at least 0"),
+        ({"tolerance": math.inf}, "tolerance=inf is not at least 0"),
+        ({"every": 0}, "every=0 is not a whole positive number"),
+        ({"every": -1}, "every=-1 is not a whole positive number"),
+        ({"rounded": torch.float8_e4m3fn}, "pass torch.float16"),
+        ({"rounded": torch.int32}, "pass torch.float16"),
+        ({"y": torch.zeros(6, 1, dtype=torch.complex64)}, "real ones"),
     ],
 )
 def test_misuse_names_the_remedy(changes: dict[str, Any], match: str) -> None:
     model, (x, y) = network(3, 8, 1, 0), data(6, 3, 1, 1)
     with pytest.raises(InputError, match=match):
         tangent.tangent_solve(model, x, **{"y": y, **changes})
+
+
+def test_no_points_are_told() -> None:
+    with pytest.raises(InputError, match="pass at least one"):
+        tangent.tangent_solve(network(3, 8, 1, 0), torch.zeros(0, 3).double(), torch.zeros(0, 1))
+
+
+def test_misuse_of_a_solution_names_the_remedy() -> None:
+    model, (x, y) = network(3, 8, 1, 0), data(6, 3, 1, 1)
+    solution = tangent.tangent_solve(model, x, y)
+    for ridges in ([], [-1.0], [math.nan], [[0.1]]):
+        with pytest.raises(InputError, match="pass a list of finite numbers"):
+            solution.path(torch.tensor(ridges))
+    with pytest.raises(InputError, match=r"differ in the names \['0.bias', .*; pass one tensor for each"):
+        solution.predict(x, at={"a": torch.ones(1)})
+    with pytest.raises(InputError, match=r"0.weight has shape \(1,\), and the parameter \(8, 3\)"):
+        solution.predict(x, at={name: torch.ones(1) for name in model.params})
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_models_in_half_precision_are_fitted_in_float32(dtype: torch.dtype) -> None:
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(20, 64), nn.ReLU(), nn.Linear(64, 1)).to(dtype)
+    x, y = (t.to(dtype) for t in data(12, 20, 1, 0))
+    true = tangent.tangent_solve(Model(net).to(dtype=torch.float32), x.float(), y.float())
+    assert true.converged
+    for found in (
+        tangent.tangent_solve(net, x, y),
+        tangent.tangent_solve(net, DataLoader(TensorDataset(x, y), batch_size=12)),
+    ):
+        assert found.converged
+        assert close(flat(found.v), flat(true.v), 1e-6)
+        torch.testing.assert_close(found.predict(x), true.predict(x.float()))
 
 
 def test_rough_products_still_give_the_best_solution_in_their_space() -> None:

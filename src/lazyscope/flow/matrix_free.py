@@ -85,6 +85,8 @@ def matrix_free_flow(
         )
     if not isinstance(model, Model | nn.Module) or check_alpha(alpha).ndim:
         raise InputError("Without the kernel, the flow is that of one model at one scale; pass a Model and one α.")
+    if not 0 <= rtol < math.inf:
+        raise InputError(f"rtol={rtol} is not a finite number of at least 0; pass such a number.")
     single = in_single(Model.of(model))
     assert isinstance(single, Model)
     coordinates = TangentCoordinates(

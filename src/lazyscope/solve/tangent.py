@@ -9,10 +9,11 @@ Longer than 350 lines because all arguments are documented.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import cached_property
+from numbers import Integral
 from pathlib import Path
 from typing import Any, final
 
@@ -25,11 +26,11 @@ from lazyscope._typing import Inputs, Number, Params
 from lazyscope.ambient import full_precision, without_autocast
 from lazyscope.errors import InputError
 from lazyscope.flow.checkpoint import Checkpoint
-from lazyscope.flow.objective import Times, check_times
+from lazyscope.flow.objective import Times, check_times, in_single, in_single_inputs
 from lazyscope.labels import Target
 from lazyscope.linalg.krylov import BASIS_MEMORY, Krylov, Projection
 from lazyscope.memory import Memory, default_memory, parse_memory
-from lazyscope.model.base import Model
+from lazyscope.model.base import Model, check_inputs, flatten
 from lazyscope.model.jacobian import JacobianOperator
 from lazyscope.model.loaded import LoadedBatches
 from lazyscope.progress import Bar, fallen
@@ -40,6 +41,9 @@ from lazyscope.tangent.regression import as_outputs
 
 _CHECK = 10
 """The number of iterations after which the residual is computed again."""
+
+_ROUNDED = (torch.float16, torch.bfloat16, torch.float32)
+"""The dtypes of products of low precision; float32 is one for models in float64."""
 
 _AGREED = {True: 1e-3, False: 1e-2}
 """The largest relative difference of gradients that are the same up to rounding, with and without full precision."""
@@ -76,15 +80,15 @@ def tangent_solve(
     if the iteration does not converge, with the residual.
 
     Args:
-        model: A model or a module. It is not modified.
+        model: A model or a module. It is not modified. One in half precision is cast to float32, as for `tangent_flow`.
         x: The inputs of n points. Data that does not fit into memory is given as a `DataLoader` of pairs
             (inputs, targets) without shuffling, which is read once for each product; augmented copies are more points.
         y: The targets as a tensor, an array or a nested list, of the shape (n, k) of the outputs. Integers of shape
             (n,) are class indices and stand for one-hot rows. `None` takes those of the loader.
         ridge: The coefficient of ‖v‖²/2, at least 0.
         centred: Whether to leave out h(w₀), so that Dh(w₀)v alone is fitted.
-        tolerance: The norm of the gradient of the objective at which the iteration stops, relative to that at v = 0.
-            `None` uses 10⁻⁴ for models in float32 and 10⁻¹³ in float64.
+        tolerance: The norm of the gradient of the objective at which the iteration stops, relative to that at v = 0, at
+            least 0 and below 1. `None` uses 10⁻⁴ for models in float32 and 10⁻¹³ in float64.
         iterations: The maximum number of iterations. `None` uses ten times the smaller dimension.
         batch: The number of points that are processed at a time.
         rounded: A dtype of lower precision, `torch.float16` or `torch.bfloat16`, in which products are computed and the
@@ -118,8 +122,7 @@ def tangent_solve(
         >>> solution.converged, [round(value, 6) for value in solution.predict(x).flatten().tolist()]
         (True, [1.0, -1.0])
     """
-    if iterations is not None and iterations < 1:
-        raise InputError(f"iterations={iterations} allows no iteration; pass a positive number.")
+    _check_numbers(tolerance, iterations, every)
     problem = posed(model, x, y, ridge=float(ridge), centred=centred, batch=batch, rounded=rounded)
     jacobian = problem.jacobian
     if tolerance is None:
@@ -127,11 +130,26 @@ def tangent_solve(
     limit = 10 * min(jacobian.shape) if iterations is None else iterations
     bound = parse_memory(memory) or default_memory(jacobian.device, BASIS_MEMORY)
     problem.near = max(4, bound // problem.each)
-    room = problem.near + (parse_memory(host) or 0) // problem.each
+    room = problem.near + _parse_host(host) // problem.each
     if checkpoint is None:
         return _iterate(problem, _Plan(tolerance, limit, room, every), None)
     with Checkpoint(checkpoint) as stored:
         return _iterate(problem, _Plan(tolerance, limit, room, every), stored)
+
+
+def _parse_host(host: Memory | None) -> int:
+    try:
+        return parse_memory(host) or 0
+    except InputError as error:
+        raise InputError(str(error).replace("memory=", "host=")) from None
+
+
+def _check_numbers(tolerance: float | None, iterations: int | None, every: int) -> None:
+    if tolerance is not None and not 0 <= float(tolerance) < 1:
+        raise InputError(f"tolerance={tolerance} is not at least 0 and below 1; pass such a number.")
+    for name, count in (("iterations", iterations), ("every", every)):
+        if count is not None and (not isinstance(count, Integral) or isinstance(count, bool) or count < 1):
+            raise InputError(f"{name}={count} is not a whole positive number; pass one.")
 
 
 def posed(
@@ -158,13 +176,16 @@ def posed(
     Returns:
         The problem.
     """
-    model = Model.of(model)
-    jacobian = JacobianOperator(model, _batches(model, x), batch=batch)
-    y = _targets(jacobian, y)
     if not 0 <= ridge < math.inf:
         raise InputError(f"The ridge is {ridge}; pass a finite number that is not negative.")
-    if rounded is not None and not rounded.is_floating_point:
-        raise InputError(f"rounded={rounded} is not a dtype of real numbers; pass one such as torch.float16.")
+    if rounded is not None and rounded not in _ROUNDED:
+        raise InputError(f"rounded={rounded} has no products here; pass torch.float16, torch.bfloat16 or None.")
+    model = in_single(Model.of(model))
+    assert isinstance(model, Model)
+    jacobian = JacobianOperator(model, _batches(model, x), batch=batch)
+    y = _targets(jacobian, y)
+    if isinstance(y, Tensor) and y.is_complex():
+        raise InputError("The targets are complex numbers; pass real ones, such as y.real.")
     with torch.no_grad():
         start = torch.cat([model(part).double().flatten() for part in jacobian.batches])
     if centred:
@@ -173,8 +194,20 @@ def posed(
     return Problem(jacobian, start, target, ridge, rounded, centred)
 
 
+class _SingleBatches(LoadedBatches):
+    """The batches of a loader, with inputs in half precision cast to float32."""
+
+    def __iter__(self) -> Iterator[Inputs]:
+        return (in_single_inputs(part) for part in super().__iter__())
+
+
 def _batches(model: Model, x: Inputs | DataLoader[Any]) -> Inputs | LoadedBatches:
-    return LoadedBatches(x, next(iter(model.params.values())).device) if isinstance(x, DataLoader) else x
+    if isinstance(x, DataLoader):
+        return _SingleBatches(x, next(iter(model.params.values())).device)
+    check_inputs(x)
+    if any(t.ndim > 0 and len(t) == 0 for t in flatten(x)[1]):
+        raise InputError("There are no points to fit; pass at least one.")
+    return in_single_inputs(x)
 
 
 def _targets(jacobian: JacobianOperator, y: Target | None) -> Target:
@@ -437,9 +470,16 @@ class TangentSolution:
 
         Returns:
             The outputs, of shape (n', k), in float64.
+
+        Raises:
+            InputError: If the inputs are invalid, or `at` does not have the names and shapes of the parameters.
         """
         fitted = self._problem.jacobian
-        jacobian = Products(JacobianOperator(fitted.model, x, batch=batch), automatic=fitted.automatic)
+        if at is not None:
+            _check_displacement(fitted.model, at)
+        jacobian = Products(
+            JacobianOperator(fitted.model, _batches(fitted.model, x), batch=batch), None, fitted.automatic
+        )
         change = jacobian.push_forward(self.v if at is None else at).double()
         if not self._problem.centred:
             with torch.no_grad():
@@ -481,21 +521,21 @@ class TangentSolution:
             [projection.flow_error(float(t) / n, shift) for t in times],
         )
 
-    def path(self, ridges: Sequence[Number]) -> TangentCurve:
+    def path(self, ridges: Times) -> TangentCurve:
         """Compute the solutions for many ridges, without further iterations.
 
         Args:
-            ridges: The ridges, each at least 0.
+            ridges: The ridges, each at least 0, as a list, an array or a tensor.
 
         Returns:
             The displacement and the outputs for each ridge, with a bound on the error of each.
         """
-        if any(not 0 <= float(each) < math.inf for each in ridges):
-            raise InputError(f"The ridges are {list(ridges)}; pass finite numbers that are not negative.")
+        numbers = torch.as_tensor(ridges, dtype=torch.float64, device="cpu").detach()
+        if numbers.ndim != 1 or len(numbers) == 0 or not bool(((numbers >= 0) & numbers.isfinite()).all()):
+            raise InputError(f"The ridges are {ridges}; pass a list of finite numbers that are not negative.")
         projection = self._space()[1]
-        shifts = [self._problem.jacobian.n * float(each) for each in ridges]
+        shifts = [self._problem.jacobian.n * each for each in numbers.tolist()]
         solutions = [projection.solution(shift) for shift in shifts]
-        numbers = torch.tensor([float(each) for each in ridges], dtype=torch.float64, device="cpu")
         return self._curve(numbers, solutions, [projection.solution_error(shift) for shift in shifts])
 
     def _curve(self, at: Tensor, coefficients: list[Tensor], errors: list[float]) -> TangentCurve:
@@ -532,6 +572,18 @@ class TangentSolution:
         if jacobian.shape[0] <= EXACT:
             return exact_left_out(jacobian, problem.target - problem.start, problem.shift)
         return probed_left_out(jacobian, problem.target - self.outputs.flatten(), problem.shift, probes, seed)
+
+
+def _check_displacement(model: Model, v: Params) -> None:
+    if v.keys() != model.params.keys():
+        wrong = sorted(v.keys() ^ model.params.keys())
+        raise InputError(f"The displacement and the parameters differ in the names {wrong}; pass one tensor for each.")
+    for name, w in model.params.items():
+        if v[name].shape != w.shape:
+            raise InputError(
+                f"The displacement of {name} has shape {tuple(v[name].shape)}, and the parameter {tuple(w.shape)}; pass"
+                " the same shape."
+            )
 
 
 @final
