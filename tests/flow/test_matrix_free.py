@@ -56,6 +56,18 @@ def test_the_limit_is_reached_where_the_space_is_complete() -> None:
     assert found.status == true.status
 
 
+def test_the_limit_waits_for_slow_directions() -> None:
+    """Five directions that move a million times more slowly hold a third of the targets."""
+    sizes = torch.cat([torch.linspace(1, 3, 30) ** 0.5, torch.full((5,), 1e-6)]).double()
+    linear, x, y = nn.Linear(35, 1, bias=False).double(), torch.diag(sizes), torch.ones(35, 1).double()
+    found = tangent_flow(linear, Square(), x, y, times=[1.0, math.inf], matrix_free=True, centred=True, rtol=1e-3)
+    assert float((found.outputs[-1] - y).norm()) <= 1e-3 * float(y.norm())
+    with pytest.raises(InputError, match=r"t = inf are known only up to 0\.4"):
+        tangent_flow(
+            linear, Square(), x, y, times=[math.inf], matrix_free=True, centred=True, rtol=1e-3, memory=8 * 70 * 15
+        )
+
+
 def test_a_start_at_the_targets_stays() -> None:
     model, x, _ = problem(4)
     found = tangent_flow(model, Square(), x, model(x).detach(), times=[1.0, 2.0], matrix_free=True)
@@ -74,5 +86,8 @@ def test_what_it_cannot_do_is_refused() -> None:
         )
     with pytest.raises(InputError, match="larger `memory` or `rtol`"):
         tangent_flow(model, Square(), x, y, times=[1e6], matrix_free=True, memory=1000)
+    for rtol in (-1.0, math.nan, math.inf):
+        with pytest.raises(InputError, match=f"rtol={rtol} is not a finite number"):
+            tangent_flow(model, Square(), x, y, times=[1.0], matrix_free=True, rtol=rtol)
     with pytest.raises(InputError, match="centred=True"):
         tangent_flow(model, Square(), x, y, times=[1.0], alpha=math.inf, matrix_free=True)

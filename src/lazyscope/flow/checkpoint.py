@@ -7,9 +7,9 @@ import os
 import uuid
 import warnings
 import zipfile
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Any, BinaryIO, final
@@ -17,6 +17,8 @@ from typing import Any, BinaryIO, final
 import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
+
+from lazyscope.errors import StoreError
 
 
 class DamagedCheckpoint(UserWarning):
@@ -70,17 +72,42 @@ class Checkpoint:
             self._written.result()
             self._written = None
 
+    def check(self) -> None:
+        """Check before a long computation that the file can be written.
+
+        Raises:
+            StoreError: If it cannot, or if there is a folder of that name.
+        """
+        if self.path.is_dir():
+            raise StoreError(f"The checkpoint {self.path} is a folder; pass a file.")
+        with self._replacing(), self._temporary() as temporary:
+            temporary.touch()
+
     def _write(self, state: dict[str, Any]) -> None:
-        self.path.parent.mkdir(parents=True, exist_ok=True)
-        temporary = self.path.with_name(f".{self.path.name}.{uuid.uuid4().hex}.tmp")
-        try:
+        with self._replacing(), self._temporary() as temporary:
             torch.save(state, temporary)
             _seal(temporary)
             os.replace(temporary, self.path)
-        except BaseException:
+
+    @contextmanager
+    def _replacing(self) -> Iterator[None]:
+        try:
+            yield
+        except (OSError, RuntimeError) as error:  # torch raises a RuntimeError if it cannot write
+            raise StoreError(
+                f"The checkpoint {self.path} cannot be written ({str(error).partition(chr(10))[0]}); pass a file in a"
+                " folder with enough room in which files can be created."
+            ) from error
+
+    @contextmanager
+    def _temporary(self) -> Iterator[Path]:
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        temporary = self.path.with_name(f".{self.path.name}.{uuid.uuid4().hex}.tmp")
+        try:
+            yield temporary
+        finally:
             with suppress(OSError):
                 temporary.unlink()
-            raise
 
     def load(self) -> dict[str, Any] | None:
         """Load the last state onto the CPU; return `None` if there is none.
@@ -97,18 +124,25 @@ class Checkpoint:
         except FileNotFoundError:
             return None
         except Exception as error:  # any error means that training cannot resume from this file
-            aside = self.path.with_suffix(".damaged")
-            if aside.is_dir() != self.path.is_dir():
-                aside = self.path.with_suffix(f".{uuid.uuid4().hex[:8]}.damaged")
-            with suppress(FileNotFoundError):  # another process has already renamed it
-                self.path.replace(aside)
-            reason = str(error).partition("\n")[0][:120]
-            warnings.warn(
-                f"{self.path} is damaged ({reason}); it is now {aside.name}, and training starts from the beginning.",
-                DamagedCheckpoint,
-                stacklevel=2,
-            )
+            self.set_aside(str(error).partition("\n")[0][:120])
             return None
+
+    def set_aside(self, reason: str) -> None:
+        """Rename the file, with a `DamagedCheckpoint` warning.
+
+        Args:
+            reason: What is wrong with it.
+        """
+        aside = self.path.with_suffix(".damaged")
+        if aside.is_dir() != self.path.is_dir():
+            aside = self.path.with_suffix(f".{uuid.uuid4().hex[:8]}.damaged")
+        with suppress(FileNotFoundError):  # another process has already renamed it
+            self.path.replace(aside)
+        warnings.warn(
+            f"{self.path} is damaged ({reason}); it is now {aside.name}, and training starts from the beginning.",
+            DamagedCheckpoint,
+            stacklevel=3,
+        )
 
 
 def _seal(path: Path) -> None:

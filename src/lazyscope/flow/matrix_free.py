@@ -85,6 +85,8 @@ def matrix_free_flow(
         )
     if not isinstance(model, Model | nn.Module) or check_alpha(alpha).ndim:
         raise InputError("Without the kernel, the flow is that of one model at one scale; pass a Model and one α.")
+    if not 0 <= rtol < math.inf:
+        raise InputError(f"rtol={rtol} is not a finite number of at least 0; pass such a number.")
     single = in_single(Model.of(model))
     assert isinstance(single, Model)
     coordinates = TangentCoordinates(
@@ -117,25 +119,33 @@ class _Space:
 
     def grown(self, times: Tensor, rtol: float) -> Projection:
         """Extend the space until the outputs at all times are within rtol‖y* - y_0‖, and return its projection."""
-        krylov, n, last = self._krylov, self._jacobian.n, float(times[-1])
-        error = math.inf
+        krylov, goal = self._krylov, rtol * self._size
         with Bar("tangent flow", total=1.0) as bar:
             while not krylov.complete and krylov.size < self._room:
                 krylov.extend()
-                if krylov.size % _CHECK and not krylov.complete:
+                if krylov.size % _CHECK and not krylov.complete and krylov.size < self._room:
                     continue
                 projection = krylov.project()
-                error = projection.flow_error(last / n) * float(projection.sizes.max())
-                bar.reach(max(bar.done, fallen(error / max(self._size, 1e-300), rtol)))
-                if error <= rtol * self._size:
+                time, error = self._worst(projection, times, goal)
+                if error <= goal:
                     return projection
+                bar.reach(max(bar.done, fallen(error / max(self._size, 1e-300), rtol)))
         if not krylov.complete:
             raise InputError(
-                f"{krylov.size} products fill the memory, and the outputs at t = {last:g} are known only up to"
+                f"{krylov.size} products fill the memory, and the outputs at t = {time:g} are known only up to"
                 f" {error / self._size:.1g} of the distance to the targets; pass a larger `memory` or `rtol`, or"
                 " earlier times."
             )
         return krylov.project()
+
+    def _worst(self, projection: Projection, times: Tensor, goal: float) -> tuple[float, float]:
+        """Find the latest time at which the bound on the error of the outputs is larger than the goal, if any."""
+        time, error = 0.0, 0.0
+        for time in reversed(times.tolist()):
+            error = projection.flow_error(time / self._jacobian.n)
+            if error > goal:
+                break
+        return time, error
 
     def weights(self, coefficients: Tensor) -> dict[str, Tensor]:
         """Compute v from the coefficients of the flow in the basis."""

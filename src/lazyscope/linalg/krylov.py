@@ -9,6 +9,7 @@ destroy the solution. SciPy's `lsqr` and `lsmr` run on a CPU, keep no basis, and
 
 from __future__ import annotations
 
+import copy
 import math
 from dataclasses import dataclass
 from typing import Any
@@ -40,6 +41,8 @@ class Projection:
     """The right singular vectors as rows, Qᵀ."""
     b: Float[Tensor, " m"]
     """The coefficients Uᵀb of the right-hand side."""
+    outside: float
+    """The norm ‖b - UUᵀb‖ of what the image of the space does not contain of the right-hand side."""
     start: Float[Tensor, " m"]
     """The coefficients Vᵀv₀ of the point from which the space was restarted."""
     coupling: float
@@ -85,18 +88,58 @@ class Projection:
         last = self.left[-1] @ (self.sizes * (self.right @ coefficients))
         return self.coupling * float(last.abs())
 
+    def solution_error(self, shift: float) -> float:
+        """Bound the error ‖A(v - Vc)‖ of the image of `solution`, without the norm of A, in a space without restart.
+
+        The gradient r of the objective at Vc gives (AᵀA + shift)(v - Vc) = r. The largest σ/(σ² + shift) is
+        1/(2√shift), so the error is at most ‖r‖/(2√shift). Also, ‖b - Aw‖² + shift‖w‖² exceeds its minimum by
+        ‖A(v - w)‖² + shift‖v - w‖², and the minimum is not negative, so the error is at most the root of its value at
+        w = Vc.
+
+        Args:
+            shift: The number added to AᵀA.
+
+        Returns:
+            The smaller one of both bounds, which is 0 if the space is invariant.
+        """
+        if self.coupling == 0:
+            return 0.0
+        found = self.solution(shift)
+        value = math.sqrt(self._missed(found) ** 2 + shift * float(found.square().sum()))
+        return min(value, self.residual(found) / (2 * math.sqrt(shift))) if shift > 0 else value
+
     def flow_error(self, time: float, shift: float = 0.0) -> float:
-        """Bound the error of `flow` by the integral of its residual, since the flow does not expand.
+        """Bound the error ‖A(v(t) - Vc(t))‖ of the image of `flow`, without the norm of A, in a space without restart.
+
+        Let r(t) be what Vc' lacks of Aᵀ(b - AVc) - shift·Vc. The error e = v - Vc starts at 0, and e' = r - AᵀAe -
+        shift·e. Therefore
+
+            ½ d/dt ‖Ae‖² = ⟨AᵀAe, r⟩ - ‖AᵀAe‖² - shift‖Ae‖² ≤ ¼‖r‖² - shift‖Ae‖²,
+
+        and ‖Ae(t)‖² is at most ½∫₀ᵗ exp(-2·shift·(t - s)) ‖r(s)‖² ds. Without a shift, this grows like t if the space
+        is not invariant, whatever the flow does. A second bound is that of both distances from b. With J(w) = ½‖b -
+        Aw‖² + ½shift‖w‖², which is convex and decreases along the flow, d/dt ½‖v - w‖² ≤ J(w) - J(v) for every w, so
+        J(v(t)) ≤ J(w) + ‖w‖²/(2t). The best w of the space is the solution for the shift 1/t larger. At t = ∞, the flow
+        is the solution for the shift, whose bound is `solution_error`.
 
         Args:
             time: The time t ≥ 0, which may be infinite.
             shift: The number added to AᵀA.
 
         Returns:
-            The bound on ‖v(t) - Vc(t)‖, with the integral computed by quadrature.
+            The smallest one of these bounds, with the integral computed by quadrature.
         """
         if self.coupling == 0 or time == 0:
             return 0.0
+        if math.isinf(time):
+            return self.solution_error(shift)
+        near = self.solution(shift + 1 / time)
+        square = self._missed(near) ** 2 + (shift + 1 / time) * float(near.square().sum())
+        late = self._missed(self.flow(time, shift)) + math.sqrt(square)
+        return min(math.sqrt(self._energy(time, shift)), late)
+
+    def _energy(self, time: float, shift: float) -> float:
+        """Compute ½∫₀ᵗ exp(-2·shift·(t - s)) ‖r(s)‖² ds for a finite time; r is constant from some time on."""
         rates = self.sizes**2 + shift
         weights = self.coupling * self.left[-1] * self.sizes * self._data()
         last = min(time, 50 / float(rates[~self._null(shift)].min()))
@@ -104,9 +147,16 @@ class Projection:
         ends = math.log10(max(last / first, 10))
         grid = torch.logspace(0, ends, _QUADRATURE, dtype=torch.float64, device="cpu")
         grid = torch.nn.functional.pad(grid * first, (1, 0)).clamp(max=last)
-        values = (self._grown(grid[:, None], shift) @ weights).abs()
-        area = float(torch.trapezoid(values, grid))
-        return area + (float(values[-1]) * (time - last) if math.isfinite(time) else 0.0)
+        values = (self._grown(grid[:, None], shift) @ weights).square() / 2
+        area = float(torch.trapezoid(values * torch.exp(-2 * shift * (last - grid)), grid))
+        rest = time - last
+        tail = rest if shift == 0 else -math.expm1(-2 * shift * rest) / (2 * shift)
+        return area * math.exp(-2 * shift * rest) + float(values[-1]) * tail
+
+    def _missed(self, coefficients: Float[Tensor, " m"]) -> float:
+        """Compute ‖b - AVc‖ from its parts within the image of the space and outside."""
+        within = self.b - self.left @ (self.sizes * (self.right @ coefficients))
+        return math.hypot(float(within.norm()), self.outside)
 
     def _null(self, shift: float) -> Tensor:
         return self.sizes <= (self.noise if shift == 0 else -math.inf)
@@ -136,8 +186,9 @@ class Krylov:
         b: The right-hand side b, in float64.
         stored: The dtype of the basis V. `None` uses that of the operator. Rounded vectors span another space, whose
             image is the one that is measured.
-        near: The number of vectors of V on the device of the operator; later ones are kept in the memory of the host.
-            `None` keeps all of them on the device.
+        near: The number of vectors of each basis on the device of the operator; later ones are kept in the memory of
+            the host. `None` keeps all of them on the device.
+        most: The largest dimension of the space, for which memory is taken. `None` takes it in blocks without a bound.
     """
 
     def __init__(
@@ -146,11 +197,12 @@ class Krylov:
         b: Float[Tensor, " rows"],
         stored: torch.dtype | None = None,
         near: int | None = None,
+        most: int | None = None,
     ) -> None:
         self.operator = operator
         rows, columns = operator.shape
-        self._left = Rows(rows, operator.dtype, operator.device)
-        self._right = Rows(columns, stored or operator.dtype, operator.device, near)
+        self._left = Rows(rows, operator.dtype, operator.device, near, most)
+        self._right = Rows(columns, stored or operator.dtype, operator.device, near, most)
         self._matrix = torch.zeros(0, 0, dtype=torch.float64, device="cpu")
         self._b, self._start = b, torch.zeros(columns, dtype=torch.float64, device=operator.device)
         self._next: Tensor | None = None
@@ -165,6 +217,11 @@ class Krylov:
     def complete(self) -> bool:
         """Whether the space is invariant, so that it contains the solutions for all shifts."""
         return self._next is None
+
+    @property
+    def steepest(self) -> Float[Tensor, " columns"]:
+        """The vector Aᵀb of a space that has not been extended yet."""
+        return self._start.to(self.operator.dtype) if self._next is None else self._next * self.speed
 
     @property
     def memory(self) -> int:
@@ -220,11 +277,13 @@ class Krylov:
         size = self.size if size is None else size
         left, sizes, right = torch.linalg.svd(self._matrix[:size, :size])
         noise = 4 * math.sqrt(max(1, size)) * torch.finfo(self.operator.dtype).eps
+        b = self._left.coefficients(self._b)[:size]
         return Projection(
             left,
             sizes,
             right,
-            self._left.coefficients(self._b)[:size],
+            b,
+            float((self._b - self._left.combine(b)).norm()),
             self._right.coefficients(self._start)[:size],
             self._ahead if size == self.size else float(self._matrix[size - 1, size].abs()),
             noise * float(sizes.max()) if size else 0.0,
@@ -271,13 +330,50 @@ class Krylov:
             start: The solution so far, in float64.
             last: The coefficients of the last direction in the basis V.
         """
+        image, direction, ratio = self._turned(last)
+        self._left.rotate(image)
+        self._right.rotate(direction)
+        self._begin(ratio, b, gradient, start)
+
+    def branch(
+        self,
+        b: Float[Tensor, " rows"],
+        gradient: Float[Tensor, " columns"],
+        start: Float[Tensor, " columns"],
+        last: Float[Tensor, " m"],
+        most: int,
+    ) -> Krylov:
+        """Start again as `restart` does, in a new space, and leave this one as it is.
+
+        Args:
+            b: What is left of the right-hand side, in float64.
+            gradient: The vector Aᵀb - shift·start, in float64.
+            start: The solution so far, in float64.
+            last: The coefficients of the last direction in the basis V.
+            most: The largest dimension of the new space.
+
+        Returns:
+            The new space.
+        """
+        image, direction, ratio = self._turned(last)
+        new = copy.copy(self)
+        new._left, new._right = self._left.empty(most), self._right.empty(most)
+        if len(image):
+            new._left.append(self._left.combine(image[0]))
+            new._right.append(self._right.combine(direction[0]))
+        new._begin(ratio, b, gradient, start)
+        return new
+
+    def _turned(self, last: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Return a direction and its image, each as one row of unit norm or none, and the small matrix of both."""
         image, size = self._matrix @ last, float(last.norm())
         length = float(image.norm())
         count = 1 if length > 0 else 0
-        self._left.rotate((image / max(length, 1e-300))[None][:count])
-        self._right.rotate((last / max(size, 1e-300))[None][:count])
-        self._matrix = torch.full((count, count), length / max(size, 1e-300), dtype=torch.float64, device="cpu")
-        self._b, self._start = b, start
+        ratio = torch.full((count, count), length / max(size, 1e-300), dtype=torch.float64, device="cpu")
+        return (image / max(length, 1e-300))[None][:count], (last / max(size, 1e-300))[None][:count], ratio
+
+    def _begin(self, matrix: Tensor, b: Tensor, gradient: Tensor, start: Tensor) -> None:
+        self._matrix, self._b, self._start = matrix, b, start
         self._continue(gradient.to(self.operator.dtype))
 
     def state(self) -> dict[str, Any]:
@@ -300,3 +396,17 @@ class Krylov:
         self._b, self._start = state["b"].to(device), state["start"].to(device)
         self._next = state["next"].to(device) if len(state["next"]) else None
         self._ahead, self.speed = state["numbers"].tolist()
+
+    def restored(self, state: dict[str, Any]) -> Krylov:
+        """Restore the state of another process in a new space of the same operator.
+
+        Args:
+            state: What `state` returned.
+
+        Returns:
+            The new space.
+        """
+        new = copy.copy(self)
+        new._left, new._right = self._left.empty(None), self._right.empty(None)
+        new.restore(state)
+        return new

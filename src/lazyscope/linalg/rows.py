@@ -29,10 +29,13 @@ class Rows:
         device: Their device.
         near: The number of vectors that the device holds; later ones are kept in the memory of the host. `None` keeps
             all of them on the device.
+        most: The number of vectors for which memory is taken. `None` takes it in blocks without a bound.
     """
 
-    def __init__(self, length: int, dtype: torch.dtype, device: torch.device, near: int | None = None) -> None:
-        self._length, self._dtype, self._device, self._near = length, dtype, device, near
+    def __init__(
+        self, length: int, dtype: torch.dtype, device: torch.device, near: int | None = None, most: int | None = None
+    ) -> None:
+        self._length, self._dtype, self._device, self._near, self._most = length, dtype, device, near, most
         self._each = max(1, min(_BLOCK, _BYTES // max(1, length * dtype.itemsize)))
         self._working = torch.promote_types(dtype, torch.float32)
         self._blocks: list[Tensor] = []
@@ -47,16 +50,37 @@ class Rows:
         Returns:
             The vector as it is stored, in its own dtype.
         """
-        if self.count == len(self._blocks) * self._each:
-            far = self._near is not None and self.count >= self._near
-            place = torch.device("cpu") if far else self._device
-            pinned = far and self._device.type == "cuda"  # which makes copies to the device faster
-            block = torch.zeros(self._each, self._length, dtype=self._dtype, device=place, pin_memory=pinned)
-            self._blocks.append(block)
-        row = self._blocks[-1][self.count % self._each]
+        if self.count == self._held:
+            self._blocks.append(self._block())
+        row = self._blocks[-1][self.count - self._held]  # counted from the end of the last block
         row.copy_(vector)
         self.count += 1
         return row.to(vector)
+
+    @property
+    def _held(self) -> int:
+        """The number of vectors for which there is memory."""
+        return sum(len(block) for block in self._blocks)
+
+    def _block(self) -> Tensor:
+        """Take memory for further vectors, on the device or on the host, and for no more than will be added."""
+        far = self._near is not None and self.count >= self._near
+        bound = self._most if far or self._near is None else self._near
+        size = self._each if bound is None or bound <= self.count else min(self._each, bound - self.count)
+        place = torch.device("cpu") if far else self._device
+        pinned = far and self._device.type == "cuda"  # which makes copies to the device faster
+        return torch.zeros(size, self._length, dtype=self._dtype, device=place, pin_memory=pinned)
+
+    def empty(self, most: int | None) -> Rows:
+        """Create rows of the same kind without vectors.
+
+        Args:
+            most: The number of vectors for which memory is taken, or `None`.
+
+        Returns:
+            The rows.
+        """
+        return Rows(self._length, self._dtype, self._device, self._near, most)
 
     def coefficients(self, vector: Tensor) -> Tensor:
         """Compute the inner products with a vector.
@@ -118,14 +142,21 @@ class Rows:
             for first in range(0, self._length if parts else 0, _COLUMNS):
                 there = slice(first, first + _COLUMNS)
                 turned = turn @ torch.cat([rows[:, there].to(self._device, self._working) for rows in parts])
-                for block, rows in zip(self._blocks, turned.split(self._each), strict=False):
-                    block[: len(rows), there] = rows
+                at = 0
+                for block in self._blocks:
+                    rows = turned[at : at + len(block)]
+                    block[: len(rows), there], at = rows, at + len(block)
         self.count = len(turn)
-        self._blocks = self._blocks[: -(-self.count // self._each)]
+        while self._blocks and self._held - len(self._blocks[-1]) >= self.count:
+            self._blocks.pop()
 
     def parts(self) -> list[Tensor]:
         """Return all vectors as the rows of several tensors, without copying them."""
-        return [block[: self.count - at * self._each] for at, block in enumerate(self._blocks)]
+        parts, left = [], self.count
+        for block in self._blocks:
+            parts.append(block[:left])
+            left -= len(parts[-1])
+        return parts
 
     def restore(self, parts: list[Tensor]) -> None:
         """Replace all vectors.

@@ -8,17 +8,17 @@ Longer than 350 lines because all arguments are documented.
 
 from __future__ import annotations
 
-import hashlib
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import cached_property
+from numbers import Integral
 from pathlib import Path
 from typing import Any, final
 
 import torch
-from jaxtyping import Float, Float64
+from jaxtyping import Float64
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
@@ -26,22 +26,30 @@ from lazyscope._typing import Inputs, Number, Params
 from lazyscope.ambient import full_precision, without_autocast
 from lazyscope.errors import InputError
 from lazyscope.flow.checkpoint import Checkpoint
-from lazyscope.flow.objective import Times, check_times
+from lazyscope.flow.objective import Times, check_times, in_single, in_single_inputs
 from lazyscope.labels import Target
 from lazyscope.linalg.krylov import BASIS_MEMORY, Krylov, Projection
-from lazyscope.linalg.operator import Operator, Symmetric
-from lazyscope.linalg.solve import conjugate_gradients
-from lazyscope.linalg.trace import signs
 from lazyscope.memory import Memory, default_memory, parse_memory
-from lazyscope.model.base import Model
+from lazyscope.model.base import Model, check_inputs, flatten
 from lazyscope.model.jacobian import JacobianOperator
 from lazyscope.model.loaded import LoadedBatches
 from lazyscope.progress import Bar, fallen
+from lazyscope.solve.identity import identity, sizes
+from lazyscope.solve.left_out import EXACT, LeaveOneOut, exact_left_out, probed_left_out
 from lazyscope.solve.products import Products
 from lazyscope.tangent.regression import as_outputs
 
 _CHECK = 10
 """The number of iterations after which the residual is computed again."""
+
+_ROUNDED = (torch.float16, torch.bfloat16, torch.float32)
+"""The dtypes of products of low precision; float32 is one for models in float64."""
+
+_AGREED = {True: 1e-3, False: 1e-2}
+"""The largest relative difference of gradients that are the same up to rounding, with and without full precision."""
+
+_LEAST = 4
+"""The smallest number of vectors of a space in which the iteration is started again."""
 
 
 @without_autocast
@@ -72,15 +80,15 @@ def tangent_solve(
     if the iteration does not converge, with the residual.
 
     Args:
-        model: A model or a module. It is not modified.
+        model: A model or a module. It is not modified. One in half precision is cast to float32, as for `tangent_flow`.
         x: The inputs of n points. Data that does not fit into memory is given as a `DataLoader` of pairs
             (inputs, targets) without shuffling, which is read once for each product; augmented copies are more points.
         y: The targets as a tensor, an array or a nested list, of the shape (n, k) of the outputs. Integers of shape
             (n,) are class indices and stand for one-hot rows. `None` takes those of the loader.
         ridge: The coefficient of ‖v‖²/2, at least 0.
         centred: Whether to leave out h(w₀), so that Dh(w₀)v alone is fitted.
-        tolerance: The norm of the gradient of the objective at which the iteration stops, relative to that at v = 0.
-            `None` uses 10⁻⁴ for models in float32 and 10⁻¹³ in float64.
+        tolerance: The norm of the gradient of the objective at which the iteration stops, relative to that at v = 0, at
+            least 0 and below 1. `None` uses 10⁻⁴ for models in float32 and 10⁻¹³ in float64.
         iterations: The maximum number of iterations. `None` uses ten times the smaller dimension.
         batch: The number of points that are processed at a time.
         rounded: A dtype of lower precision, `torch.float16` or `torch.bfloat16`, in which products are computed and the
@@ -91,7 +99,8 @@ def tangent_solve(
             model.
         memory: The memory for the bases, as a number of bytes or a string such as "20GB". An iteration adds as many
             numbers as the model has parameters and the data has outputs. If the memory is full, the iteration starts
-            again from the residual; the flow and other ridges are then not available.
+            again from the residual; the flow and other ridges are then not available. They are available if it starts
+            again for what rounding has left, provided that the memory holds both spaces.
             `None` uses half of the free memory, 4 GiB at most on a CPU and 64 GiB at most on a GPU.
         host: Memory of the host for vectors that do not fit into `memory`, as a number of bytes or a string. `None`
             uses none.
@@ -104,6 +113,7 @@ def tangent_solve(
 
     Raises:
         InputError: If the inputs or the targets are invalid, or a number is out of range.
+        StoreError: If the checkpoint cannot be written.
         ModelError: If the model cannot be traced or differentiated.
 
     Example:
@@ -112,8 +122,7 @@ def tangent_solve(
         >>> solution.converged, [round(value, 6) for value in solution.predict(x).flatten().tolist()]
         (True, [1.0, -1.0])
     """
-    if iterations is not None and iterations < 1:
-        raise InputError(f"iterations={iterations} allows no iteration; pass a positive number.")
+    _check_numbers(tolerance, iterations, every)
     problem = posed(model, x, y, ridge=float(ridge), centred=centred, batch=batch, rounded=rounded)
     jacobian = problem.jacobian
     if tolerance is None:
@@ -121,11 +130,26 @@ def tangent_solve(
     limit = 10 * min(jacobian.shape) if iterations is None else iterations
     bound = parse_memory(memory) or default_memory(jacobian.device, BASIS_MEMORY)
     problem.near = max(4, bound // problem.each)
-    room = problem.near + (parse_memory(host) or 0) // problem.each
+    room = problem.near + _parse_host(host) // problem.each
     if checkpoint is None:
         return _iterate(problem, _Plan(tolerance, limit, room, every), None)
     with Checkpoint(checkpoint) as stored:
         return _iterate(problem, _Plan(tolerance, limit, room, every), stored)
+
+
+def _parse_host(host: Memory | None) -> int:
+    try:
+        return parse_memory(host) or 0
+    except InputError as error:
+        raise InputError(str(error).replace("memory=", "host=")) from None
+
+
+def _check_numbers(tolerance: float | None, iterations: int | None, every: int) -> None:
+    if tolerance is not None and not 0 <= float(tolerance) < 1:
+        raise InputError(f"tolerance={tolerance} is not at least 0 and below 1; pass such a number.")
+    for name, count in (("iterations", iterations), ("every", every)):
+        if count is not None and (not isinstance(count, Integral) or isinstance(count, bool) or count < 1):
+            raise InputError(f"{name}={count} is not a whole positive number; pass one.")
 
 
 def posed(
@@ -152,23 +176,38 @@ def posed(
     Returns:
         The problem.
     """
-    model = Model.of(model)
-    jacobian = JacobianOperator(model, _batches(model, x), batch=batch)
-    y = _targets(jacobian, y)
     if not 0 <= ridge < math.inf:
         raise InputError(f"The ridge is {ridge}; pass a finite number that is not negative.")
-    if rounded is not None and not rounded.is_floating_point:
-        raise InputError(f"rounded={rounded} is not a dtype of real numbers; pass one such as torch.float16.")
+    if rounded is not None and rounded not in _ROUNDED:
+        raise InputError(f"rounded={rounded} has no products here; pass torch.float16, torch.bfloat16 or None.")
+    model = in_single(Model.of(model))
+    assert isinstance(model, Model)
+    jacobian = JacobianOperator(model, _batches(model, x), batch=batch)
+    y = _targets(jacobian, y)
+    if isinstance(y, Tensor) and y.is_complex():
+        raise InputError("The targets are complex numbers; pass real ones, such as y.real.")
     with torch.no_grad():
         start = torch.cat([model(part).double().flatten() for part in jacobian.batches])
     if centred:
         start = torch.zeros_like(start)
     target = as_outputs(y, jacobian.n, jacobian.k).flatten().to(start)
-    return Problem(jacobian, start, target, ridge, rounded)
+    return Problem(jacobian, start, target, ridge, rounded, centred)
+
+
+class _SingleBatches(LoadedBatches):
+    """The batches of a loader, with inputs in half precision cast to float32."""
+
+    def __iter__(self) -> Iterator[Inputs]:
+        return (in_single_inputs(part) for part in super().__iter__())
 
 
 def _batches(model: Model, x: Inputs | DataLoader[Any]) -> Inputs | LoadedBatches:
-    return LoadedBatches(x, next(iter(model.params.values())).device) if isinstance(x, DataLoader) else x
+    if isinstance(x, DataLoader):
+        return _SingleBatches(x, next(iter(model.params.values())).device)
+    check_inputs(x)
+    if any(t.ndim > 0 and len(t) == 0 for t in flatten(x)[1]):
+        raise InputError("There are no points to fit; pass at least one.")
+    return in_single_inputs(x)
 
 
 def _targets(jacobian: JacobianOperator, y: Target | None) -> Target:
@@ -183,9 +222,16 @@ class Problem:
     """The least-squares problem min ‖y - h - Dh v‖² + shift‖v‖²."""
 
     def __init__(
-        self, jacobian: JacobianOperator, start: Tensor, target: Tensor, ridge: float, rounded: torch.dtype | None
+        self,
+        jacobian: JacobianOperator,
+        start: Tensor,
+        target: Tensor,
+        ridge: float,
+        rounded: torch.dtype | None,
+        centred: bool,
     ) -> None:
         self.jacobian, self.start, self.target, self.ridge = Products(jacobian), start, target, ridge
+        self.centred = centred
         self.shift, self.rounded = jacobian.n * ridge, rounded
         rows, columns = jacobian.shape
         self.each = rows * jacobian.dtype.itemsize + columns * (rounded or jacobian.dtype).itemsize
@@ -233,13 +279,35 @@ class _Iteration:
     """The number of iterations of all spaces."""
     relative: float = 1.0
     restarts: int = 0
+    first: Krylov | None = None
+    """The first space, if what rounding has left of the problem is solved in another one."""
+
+    @property
+    def kept(self) -> Krylov | None:
+        """The space that starts from the whole problem, if it is still there."""
+        return self.krylov if self.restarts == 0 else self.first
+
+    def room(self, plan: _Plan) -> int:
+        """The number of vectors that the present space may have."""
+        return plan.room - (0 if self.first is None else self.first.size)
+
+    def again(self, missed: Tensor, gradient: Tensor, direction: Tensor, plan: _Plan, *, met: bool) -> None:
+        """Start another space from what is left, and keep the first one if it is good and the memory allows it."""
+        room = plan.room - self.krylov.size
+        if met and self.restarts == 0 and room >= _LEAST:
+            self.first = self.krylov
+            self.krylov = self.krylov.branch(missed, gradient, self.v, direction, room)
+        else:
+            self.krylov.restart(missed, gradient, self.v, direction)
+        self.restarts += 1
 
     def state(self) -> dict[str, Any]:
-        return {"v": self.v, "done": self.done, "relative": self.relative, "restarts": self.restarts} | (
-            self.krylov.state()
-        )
+        first = None if self.first is None else self.first.state()
+        numbers = {"done": self.done, "relative": self.relative, "restarts": self.restarts}
+        return {"v": self.v, "first": first, **numbers, **self.krylov.state()}
 
     def restore(self, state: dict[str, Any]) -> None:
+        self.first = None if state["first"] is None else self.krylov.restored(state["first"])
         self.krylov.restore(state)
         self.v = state["v"].to(self.v.device)
         self.done, self.relative, self.restarts = state["done"], state["relative"], state["restarts"]
@@ -250,7 +318,7 @@ def _iterate(problem: Problem, plan: _Plan, checkpoint: Checkpoint | None) -> Ta
     jacobian, right = problem.jacobian, problem.target - problem.start
     zero = torch.zeros(jacobian.shape[1], dtype=torch.float64, device=jacobian.device)
     now = _Iteration(problem.krylov(right), zero)
-    stored = None if checkpoint is None else _Stored(checkpoint, right, plan.every)
+    stored = None if checkpoint is None else _Stored(checkpoint, problem, now, plan.every)
     if stored is not None:
         stored.resume(now)
     largest, steepest = 0.0, now.krylov.speed
@@ -264,27 +332,25 @@ def _iterate(problem: Problem, plan: _Plan, checkpoint: Checkpoint | None) -> Ta
             v = now.v + now.krylov.combine(direction)
             missed, gradient = problem.left(v)
             previous, now.v, now.relative = now.relative, v, float(gradient.norm()) / steepest
-            # What rounding has left is accepted up to ten times the tolerance, since a new space would have no flow.
+            # What rounding has left is accepted up to ten times the tolerance.
             enough = now.relative <= (10 if met else 1) * plan.tolerance
             stuck = met and now.restarts > 0 and now.relative > 0.5 * previous  # no more than rounding is left
             if enough or now.done >= plan.limit or stuck:
                 break
-            now.krylov.restart(missed, gradient, v, direction)
-            now.restarts += 1
+            now.again(missed, gradient, direction, plan, met=met)
     # The products Dh v and Dhᵀ(y - Dh v) leave a gradient of this size by rounding, even at the exact solution. A
     # factor of ten distinguishes rounding from failure.
     rounding = torch.finfo(jacobian.dtype).eps * largest * float(now.v.norm()) / max(steepest, 1e-300)
     relative = now.relative if steepest > 0 else 0.0
     small = relative <= math.sqrt(plan.tolerance)  # in float32, rounding alone can be as large as the gradient
     converged = relative <= 10 * plan.tolerance or (small and relative <= 10 * rounding)
-    kept = now.krylov if now.restarts == 0 else None
-    return TangentSolution(problem, now.v, relative, now.done, converged, kept)
+    return TangentSolution(problem, now.v, relative, now.done, converged, now.kept)
 
 
 def _grow(now: _Iteration, shift: float, plan: _Plan, stored: _Stored | None, bar: Bar) -> bool:
     """Extend the space until the gradient is within the tolerance, and return whether it is."""
     krylov, goal = now.krylov, plan.tolerance * now.krylov.speed
-    while krylov.size < plan.room and now.done < plan.limit and not krylov.complete:
+    while krylov.size < now.room(plan) and now.done < plan.limit and not krylov.complete:
         krylov.extend()
         now.done += 1
         if now.done % _CHECK == 0 or krylov.complete:
@@ -299,26 +365,39 @@ def _grow(now: _Iteration, shift: float, plan: _Plan, stored: _Stored | None, ba
 
 
 class _Stored:
-    """An iteration in a file, with a checksum of the right-hand side."""
+    """An iteration in a file, with what identifies its problem."""
 
-    def __init__(self, checkpoint: Checkpoint, right: Tensor, every: int) -> None:
+    def __init__(self, checkpoint: Checkpoint, problem: Problem, now: _Iteration, every: int) -> None:
+        checkpoint.check()
         self._checkpoint, self._every = checkpoint, every
-        self._name = hashlib.sha256(right.cpu().numpy().tobytes()).hexdigest()
+        self._agreed = _AGREED[problem.rounded is None]
+        options = (problem.ridge, problem.centred, str(problem.rounded))
+        self._name = identity(problem.jacobian, problem.target, options)
+        self._sizes = sizes(problem.jacobian, now.krylov.steepest)
 
     def save(self, now: _Iteration) -> None:
         if now.done % self._every == 0:
-            self._checkpoint.save({"name": self._name, **now.state()})
+            self._checkpoint.save({"name": self._name, "sizes": self._sizes, **now.state()})
 
     def resume(self, now: _Iteration) -> None:
         state = self._checkpoint.load()
         if state is None:
             return
-        if state.pop("name", None) != self._name:
+        if state.keys() != {"name", "sizes", *now.state()}:
+            self._checkpoint.set_aside("it does not contain an iteration")
+            return
+        if state.pop("name") != self._name or not self._agree(state.pop("sizes")):
             raise InputError(
                 f"The checkpoint {self._checkpoint.path} belongs to another model or to other data; pass another file,"
                 " or delete it."
             )
         now.restore(state)
+
+    def _agree(self, stored: Tensor) -> bool:
+        """Whether the first gradient is the same up to the order of sums, which a GPU may change."""
+        return len(stored) == len(self._sizes) and bool(
+            ((stored - self._sizes).abs() <= self._agreed * self._sizes.max()).all()
+        )
 
 
 @final
@@ -375,7 +454,8 @@ class TangentSolution:
 
         The flow of its eigenvectors has ended by a few times n/λ. No other part of the flow is faster.
         """
-        return float(self._space()[1].sizes.max()) ** 2
+        sizes = self._space()[1].sizes
+        return float(sizes.max()) ** 2 if len(sizes) else 0.0
 
     def _named(self, flat: Tensor) -> dict[str, Tensor]:
         return self._problem.jacobian.named(flat)
@@ -390,22 +470,29 @@ class TangentSolution:
 
         Returns:
             The outputs, of shape (n', k), in float64.
+
+        Raises:
+            InputError: If the inputs are invalid, or `at` does not have the names and shapes of the parameters.
         """
         fitted = self._problem.jacobian
-        jacobian = Products(JacobianOperator(fitted.model, x, batch=batch), automatic=fitted.automatic)
+        if at is not None:
+            _check_displacement(fitted.model, at)
+        jacobian = Products(
+            JacobianOperator(fitted.model, _batches(fitted.model, x), batch=batch), None, fitted.automatic
+        )
         change = jacobian.push_forward(self.v if at is None else at).double()
-        if bool(self._problem.start.any()):
+        if not self._problem.centred:
             with torch.no_grad():
                 change = change + torch.cat([jacobian.model(part).double().flatten() for part in jacobian.batches])
         return change.view(jacobian.n, jacobian.k)
 
-    def _space(self, size: int | None = None) -> tuple[Krylov, Projection]:
-        if self._krylov is None or self._krylov.size == 0:
+    def _space(self) -> tuple[Krylov, Projection]:
+        if self._krylov is None:
             raise InputError(
-                "There is no Krylov space: its bases did not fit into the memory, it was started again to correct"
-                " rounding errors, or tangent_sgd was used; pass a larger `memory` or `tolerance` to tangent_solve."
+                "There is no Krylov space, because its bases did not fit into the memory or tangent_sgd was used; pass"
+                " a larger `memory` or `tolerance` to tangent_solve."
             )
-        return self._krylov, self._krylov.project(size)
+        return self._krylov, self._krylov.project()
 
     def flow(self, times: Times, *, iterations: int | None = None) -> TangentCurve:
         """Compute the gradient flow of the tangent model from v = 0 at many times, without further iterations.
@@ -419,90 +506,84 @@ class TangentSolution:
             The displacement and the outputs at each time, with a bound on the error of each.
         """
         times = check_times(times, infinity=True)
-        if iterations is not None and not 1 <= iterations <= self.iterations:
-            raise InputError(f"There are {self.iterations} iterations, not {iterations}; pass a number from 1 to that.")
-        projection = self._space(iterations)[1]
+        krylov, projection = self._space()
+        if iterations is not None and iterations != krylov.size:
+            if not 1 <= iterations <= krylov.size:
+                raise InputError(
+                    f"There are {krylov.size} iterations in the space of the flow, not {iterations}; pass a number from"
+                    " 1 to that."
+                )
+            projection = krylov.project(iterations)
         n, shift = self._problem.jacobian.n, self._problem.shift
         return self._curve(
             times,
             [projection.flow(float(t) / n, shift) for t in times],
             [projection.flow_error(float(t) / n, shift) for t in times],
-            projection,
         )
 
-    def path(self, ridges: Sequence[Number]) -> TangentCurve:
+    def path(self, ridges: Times) -> TangentCurve:
         """Compute the solutions for many ridges, without further iterations.
 
         Args:
-            ridges: The ridges, each at least 0.
+            ridges: The ridges, each at least 0, as a list, an array or a tensor.
 
         Returns:
             The displacement and the outputs for each ridge, with a bound on the error of each.
         """
-        if any(not 0 <= float(each) < math.inf for each in ridges):
-            raise InputError(f"The ridges are {list(ridges)}; pass finite numbers that are not negative.")
+        numbers = torch.as_tensor(ridges, dtype=torch.float64, device="cpu").detach()
+        if numbers.ndim != 1 or len(numbers) == 0 or not bool(((numbers >= 0) & numbers.isfinite()).all()):
+            raise InputError(f"The ridges are {ridges}; pass a list of finite numbers that are not negative.")
         projection = self._space()[1]
-        shifts = [self._problem.jacobian.n * float(each) for each in ridges]
-        solutions, errors = [projection.solution(shift) for shift in shifts], []
-        for shift, solution in zip(shifts, solutions, strict=True):
-            missed = projection.residual(solution)
-            errors.append(missed / shift if shift > 0 else math.inf if missed > 0 else 0.0)
-        numbers = torch.tensor([float(each) for each in ridges], dtype=torch.float64, device="cpu")
-        return self._curve(numbers, solutions, errors, projection)
+        shifts = [self._problem.jacobian.n * each for each in numbers.tolist()]
+        solutions = [projection.solution(shift) for shift in shifts]
+        return self._curve(numbers, solutions, [projection.solution_error(shift) for shift in shifts])
 
-    def _curve(
-        self, at: Tensor, coefficients: list[Tensor], errors: list[float], projection: Projection
-    ) -> TangentCurve:
+    def _curve(self, at: Tensor, coefficients: list[Tensor], errors: list[float]) -> TangentCurve:
         krylov, problem = self._space()[0], self._problem
         flat = [krylov.combine(each) for each in coefficients]
-        size = float(projection.sizes.max())  # ‖Dh(w₀)‖, by which the errors of v grow
         return TangentCurve(
             at,
-            torch.tensor(errors, dtype=torch.float64, device="cpu") * size,
+            torch.tensor(errors, dtype=torch.float64, device="cpu"),
             tuple(self._named(each) for each in flat),
             lambda: torch.stack([problem.outputs(each).view(-1, problem.jacobian.k) for each in flat]),
         )
 
     def leave_one_out(self, *, probes: int = 20, seed: int = 0) -> LeaveOneOut:
-        """Estimate the loss at points that are left out, and generalised cross-validation, by random probes.
+        """Compute the loss at points that are left out, and generalised cross-validation.
+
+        If there are at most 5000 outputs in total, the kernel is formed in float64, and all numbers are exact up to
+        rounding. Otherwise generalised cross-validation is estimated from random probes, with its standard error, and
+        the loss at points that are left out is not available.
 
         Args:
-            probes: The number of random vectors. The relative error decreases like 1/√probes.
+            probes: The number of random vectors if the kernel is not formed, at least 2. The error of `freedom`
+                decreases like 1/√probes.
             seed: The seed of the random vectors.
 
         Returns:
-            Both estimates.
+            Both numbers.
 
         Raises:
-            InputError: If the ridge is 0, or `probes` is not positive.
+            InputError: If the ridge is 0 or too small for the precision, or there are fewer than 2 probes.
         """
         problem, jacobian = self._problem, self._problem.jacobian
-        if problem.ridge == 0 or probes < 1:
-            raise InputError("Leaving points out needs a positive ridge and at least one probe; pass them.")
-        rows, k, n = jacobian.shape[0], jacobian.k, jacobian.n
-        kernel = _Kernel(jacobian)
-        z = signs(rows, probes, seed, kernel).double()
-        inverse = conjugate_gradients(kernel, z, shift=problem.shift).x
-        c = (problem.target - self.outputs.flatten()) / problem.shift
-        blocks = torch.einsum("nap,nbp->nab", z.view(n, k, probes), inverse.view(n, k, probes)) / probes
-        blocks = (blocks + blocks.mT) / 2
-        left = torch.linalg.solve(blocks, c.view(n, k))
-        freedom = rows - problem.shift * float((z * inverse).sum()) / probes
-        missed = problem.shift * c
-        gcv = float(missed.square().sum()) / (2 * n) / (1 - freedom / rows) ** 2
-        return LeaveOneOut(float(left.square().sum()) / (2 * n), gcv, freedom)
+        if problem.ridge == 0 or probes < 2:
+            raise InputError("Leaving points out needs a positive ridge and at least two probes; pass them.")
+        if jacobian.shape[0] <= EXACT:
+            return exact_left_out(jacobian, problem.target - problem.start, problem.shift)
+        return probed_left_out(jacobian, problem.target - self.outputs.flatten(), problem.shift, probes, seed)
 
 
-class _Kernel(Symmetric):
-    """The tangent kernel as an operator on outputs."""
-
-    def __init__(self, jacobian: Operator) -> None:
-        self._jacobian = jacobian
-        self.shape = (jacobian.shape[0], jacobian.shape[0])
-        self.dtype, self.device = jacobian.dtype, jacobian.device
-
-    def matmat(self, u: Float[Tensor, "columns m"]) -> Float[Tensor, "rows m"]:
-        return self._jacobian.matmat(self._jacobian.rmatmat(u))
+def _check_displacement(model: Model, v: Params) -> None:
+    if v.keys() != model.params.keys():
+        wrong = sorted(v.keys() ^ model.params.keys())
+        raise InputError(f"The displacement and the parameters differ in the names {wrong}; pass one tensor for each.")
+    for name, w in model.params.items():
+        if v[name].shape != w.shape:
+            raise InputError(
+                f"The displacement of {name} has shape {tuple(v[name].shape)}, and the parameter {tuple(w.shape)}; pass"
+                " the same shape."
+            )
 
 
 @final
@@ -522,16 +603,3 @@ class TangentCurve:
     def outputs(self) -> Float64[Tensor, "points n k"]:
         """The outputs at the training points, computed when they are first used."""
         return self._evaluate()
-
-
-@final
-@dataclass(frozen=True)
-class LeaveOneOut:
-    """Estimates of the loss at points that were not used for the fit."""
-
-    loss: float
-    """The mean over the points of ½|f₋ᵢ(xᵢ) - yᵢ|², where f₋ᵢ is fitted without point i."""
-    gcv: float
-    """Generalised cross-validation: the training loss divided by (1 - freedom/nk)²."""
-    freedom: float
-    """The effective number of parameters tr K(K + n·ridge)⁻¹."""
