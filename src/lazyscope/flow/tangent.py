@@ -12,18 +12,22 @@ from torch import Tensor, nn
 
 from lazyscope._typing import Inputs, Number
 from lazyscope.ambient import without_autocast
+from lazyscope.errors import InputError
 from lazyscope.flow.matrix_free import matrix_free_flow
 from lazyscope.flow.objective import Objective, Times, check_times, flat
 from lazyscope.flow.ode import Integration
 from lazyscope.flow.trajectory import Observer, Progress, Recording, Trajectory
-from lazyscope.labels import Target
+from lazyscope.labels import Target, as_target
 from lazyscope.linalg.eigen import COPIES
 from lazyscope.linalg.finite import check_finite
 from lazyscope.loss import Loss, Square
 from lazyscope.memory import Memory, check_fits
-from lazyscope.model.base import ModelCoordinates, studied
+from lazyscope.model.base import Model, ModelCoordinates, studied
 from lazyscope.model.coordinates import Alpha, Studied
+from lazyscope.model.ensemble import Ensemble
+from lazyscope.model.inputs import Samples, check_samples
 from lazyscope.progress import Bar, quiet, track
+from lazyscope.tangent.regression import as_outputs
 
 
 @without_autocast
@@ -61,7 +65,8 @@ def tangent_flow(
         model: The module, `Model` or other model with tangent coordinates to train. It is not modified.
         loss: The loss, one of `lazyscope.loss`.
         x: The inputs of n samples.
-        y: The targets in the form that the loss takes, as a tensor, an array or a nested list.
+        y: The targets in the form that the loss takes, as a tensor, an array or a nested list. For the square loss,
+            integers of shape (n,) are class indices and stand for one-hot rows if the model has several outputs.
         times: The times to record, non-negative and increasing, as a tensor, an array or a list. For the square loss,
             the last one may be ∞.
         alpha: The scale α, one number or one for each member of a batch; `math.inf` is its limit.
@@ -97,10 +102,14 @@ def tangent_flow(
         (<Status.CONVERGED: 'converged'>, True)
     """
     times = check_times(times, infinity=True)
+    model = studied(model)
+    if isinstance(loss, Square):
+        y = _as_numbers(model, x, y)
     if matrix_free:
+        check_samples(x)
         with nullcontext() if progress is None else quiet():
             return matrix_free_flow(
-                studied(model),
+                model,
                 loss,
                 x,
                 y,
@@ -115,13 +124,39 @@ def tangent_flow(
                 batch=batch,
                 memory=memory,
             )
-    objective = Objective.of(studied(model), loss, x, y, alpha, centred)
+    objective = Objective.of(model, loss, x, y, alpha, centred)
     recording = Recording(objective, observe, keep_params)
     _check_fits(objective, loss)
     with nullcontext() if progress is None else quiet():
         kernel = check_finite(objective.coordinates.kernel().detach(), "The tangent kernel")
         path = TangentPath(objective, kernel, recording, progress)
         return _follow(loss, path, times, rtol, atol, tolerance)
+
+
+def _as_numbers(model: Studied, x: Inputs, y: Target) -> Target:
+    """Convert targets of shape (n,) to the shape of the outputs of a model, as `tangent_solve` does.
+
+    Class indices stand for one-hot rows if there are several outputs; for one output, its dimension may be left out.
+    """
+    target = as_target(y, torch.empty(0, dtype=torch.float64, device="cpu"))
+    if target.is_complex():
+        raise InputError(f"The targets are {target.dtype}, and outputs are real; pass real and imaginary parts.")
+    member = model.models[0] if isinstance(model, Ensemble) and not model.own_inputs else model
+    if not isinstance(member, Model) or target.ndim not in (1, 2) or not len(target) or target.shape[1:].numel() != 1:
+        return y
+    check_samples(x)
+    samples = Samples(x)
+    with torch.no_grad():
+        first = member(samples.rows(slice(1)))
+    shape = tuple(first.shape[1:])
+    classes = target.ndim == 1 and not target.is_floating_point() and len(shape) == 1
+    if len(target) != len(samples) or not (math.prod(shape) == 1 or classes):
+        return y
+    return (
+        as_outputs(y, len(target), math.prod(shape))
+        .view(-1, *shape)
+        .to(y.device if isinstance(y, Tensor) else first.device)
+    )
 
 
 def _check_fits(objective: Objective, loss: Loss) -> None:

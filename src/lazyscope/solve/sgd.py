@@ -30,6 +30,7 @@ from lazyscope.flow.checkpoint import Checkpoint
 from lazyscope.labels import Target
 from lazyscope.linalg.krylov import Krylov
 from lazyscope.model.base import Model
+from lazyscope.model.inputs import check_samples
 from lazyscope.progress import Bar
 from lazyscope.solve.products import Products
 from lazyscope.solve.tangent import Problem, TangentSolution, posed
@@ -126,6 +127,7 @@ def tangent_sgd(
         )
     if isinstance(x, DataLoader):
         raise InputError("Random batches cannot be taken from a DataLoader; pass the inputs, or use tangent_solve.")
+    check_samples(x)
     problem = posed(model, x, y, ridge=0.0, centred=centred, batch=batch, rounded=rounded)
     if problem.jacobian.batches.whole:
         raise problem.jacobian.batches.uneven()
