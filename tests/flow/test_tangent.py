@@ -148,3 +148,65 @@ def test_broken_kernel_is_refused(as_model: Callable[..., Any], linear: Any) -> 
     broken = as_model(lambda w, x: x @ w["w"].sqrt(), linear.model.params)
     with pytest.raises(ModelError, match="initialisation"):
         tangent_flow(broken, Square(), linear.x, linear.y, times=[1.0])
+
+
+LATE = [0.0, 1.0, 1e3, 1e6, 1e9, 1e12, math.inf]
+
+
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("points", [20, 30])
+def test_late_times_are_those_of_the_singular_values(seed: int, points: int) -> None:
+    """The kernel of this network, whose condition is that of Dh(w₀) squared, loses the slowest modes to rounding."""
+    torch.manual_seed(seed)
+    net = torch.nn.Sequential(torch.nn.Linear(2, 6), torch.nn.Tanh(), torch.nn.Linear(6, 1)).double()
+    x, y = torch.randn(points, 2).double(), torch.randn(points, 1).double()
+    found = tangent_flow(net, Square(), x, y, times=LATE, keep_params=True)
+    model = Model(net)
+    left, sizes, right = torch.linalg.svd(model.jacobian(x), full_matrices=False)
+    if points == 30:
+        assert sizes[0] > 1e6 * sizes[-1], "the problem is hard"
+    start = model(x).detach().flatten()
+    along = left.T @ (y.flatten() - start)
+    assert found.params is not None
+    for i, time in enumerate(LATE):
+        done = -torch.expm1(-sizes.square() / points * time) * along
+        missed = found.outputs[i].flatten() - start - left @ done
+        assert missed.norm() <= 1e-10 * along.norm(), time
+        v = right.T @ (done / sizes)
+        assert float(found.travel[i]) == pytest.approx(float(v.norm()), rel=1e-9, abs=1e-12)
+        own = torch.cat([each[i].flatten() for each in found.params.values()])
+        assert (own - v).norm() <= 1e-7 * v.norm()
+
+
+def test_modes_that_do_not_move_are_found_at_late_times() -> None:
+    """Two points with the same inputs and other targets end at their mean, and the displacement stays finite."""
+    torch.manual_seed(0)
+    net = torch.nn.Sequential(torch.nn.Linear(2, 30), torch.nn.Tanh(), torch.nn.Linear(30, 1)).double()
+    x, y = torch.randn(4, 2).double(), torch.randn(4, 1).double()
+    x[1] = x[0]
+    y[1] = -y[0]
+    found = tangent_flow(net, Square(), x, y, times=[1.0, math.inf])
+    expected = torch.cat([torch.zeros(2, 1).double(), y[2:]])
+    torch.testing.assert_close(found.outputs[-1], expected, rtol=1e-8, atol=1e-8)
+    assert float(found.travel[-1]) < 100
+
+
+def test_the_jacobian_of_members_is_that_of_their_kernel(stack: Any) -> None:
+    objective = Objective.of(stack.model, Square(), stack.x, stack.y, 1.0, True)
+    path = tangent.TangentPath(objective, objective.coordinates.kernel(), Recording(objective, None, False), None)
+    jacobian = path.jacobian()
+    torch.testing.assert_close(jacobian @ jacobian.mT, path.kernel, rtol=1e-9, atol=1e-9)
+    sizes, basis = tangent._singular_values(path)
+    torch.testing.assert_close((basis * sizes[..., None, :].square()) @ basis.mT, path.kernel, rtol=1e-9, atol=1e-9)
+
+
+def test_the_singular_values_come_from_some_columns_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    torch.manual_seed(0)
+    net = torch.nn.Sequential(torch.nn.Linear(2, 9), torch.nn.Tanh(), torch.nn.Linear(9, 1)).double()
+    x, y = torch.randn(4, 2).double(), torch.randn(4, 1).double()
+    objective = Objective.of(Model(net), Square(), x, y, 1.0, True)
+    path = tangent.TangentPath(objective, objective.coordinates.kernel(), Recording(objective, None, False), None)
+    monkeypatch.setattr(tangent, "_COLUMNS", 1)
+    torch.testing.assert_close(
+        tangent._singular_values(path)[0], torch.linalg.svdvals(Model(net).jacobian(x)), rtol=1e-12, atol=1e-12
+    )

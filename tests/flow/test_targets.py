@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from tests.flow.test_doors import FLOWS
 from torch import Tensor, nn
 
+import lazyscope as ls
 from lazyscope import progress
 from lazyscope.errors import InputError
 from lazyscope.flow import gradient_descent, tangent_flow
@@ -80,3 +81,37 @@ def test_who_is_told_of_the_progress_sees_no_line(linear: Any, monkeypatch: pyte
     )
     assert min(hushed) == 2  # inside `quiet` and inside the bar of the descent
     assert progress._hushed == 0
+
+
+@pytest.mark.parametrize("matrix_free", [False, True])
+def test_the_square_loss_takes_the_labels_of_tangent_solve(matrix_free: bool) -> None:
+    torch.manual_seed(0)
+    x, classes = torch.randn(6, 3).double(), torch.tensor([0, 1, 2, 2, 1, 0])
+
+    def end(net: torch.nn.Module, y: Any, data: Any = x) -> torch.Tensor:
+        found = tangent_flow(net, Square(), data, y, times=[1.0], matrix_free=matrix_free, rtol=1e-10)
+        return found.outputs[-1]
+
+    net = torch.nn.Sequential(torch.nn.Linear(3, 8), torch.nn.Tanh(), torch.nn.Linear(8, 3)).double()
+    rows = torch.nn.functional.one_hot(classes, 3)
+    for labels in (classes, classes.int(), classes.tolist(), classes.numpy()):
+        torch.testing.assert_close(end(net, labels), end(net, rows.double()))
+    with pytest.raises(InputError, match=r"0 … 2, but one is -1; relabel them, or leave out"):
+        end(net, classes - 1)
+    with pytest.raises(InputError, match="real"):
+        end(net, rows * 1j)
+    with pytest.raises(InputError, match="at least one"):
+        end(net, rows[:0], x[:0])
+    one = torch.nn.Linear(3, 1).double()
+    for y in (classes, classes.double()):
+        torch.testing.assert_close(end(one, y), end(one, y.double()[:, None]))
+    flat = torch.nn.Sequential(one, torch.nn.Flatten(0)).double()
+    torch.testing.assert_close(end(flat, classes[:, None]), end(flat, classes.double()))
+    if not matrix_free:
+        pair = ls.Ensemble([ls.Model(net), ls.Model(net)])
+        torch.testing.assert_close(end(pair, classes), end(pair, rows.double()))  # type: ignore[arg-type]
+
+
+def test_no_points_are_refused_with_a_remedy_that_exists() -> None:
+    with pytest.raises(InputError, match="pass at least one"):
+        ls.tangent_sgd(torch.nn.Linear(3, 1), torch.zeros(0, 3), torch.zeros(0, 1))

@@ -2,6 +2,13 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
 import pytest
 import torch
 from hypothesis import given
@@ -12,6 +19,7 @@ from torch.utils.data import DataLoader, TensorDataset
 import lazyscope as ls
 from lazyscope.data import digits
 from lazyscope.errors import InputError, ModelError
+from lazyscope.flow.checkpoint import Checkpoint
 from lazyscope.model.base import Model
 from lazyscope.model.jacobian import JacobianOperator
 from lazyscope.model.vgg import vgg
@@ -98,6 +106,125 @@ def test_steps_that_are_too_long_are_undone(monkeypatch: pytest.MonkeyPatch) -> 
         sgd.tangent_sgd(model, x, y, epochs=20, batch=6)
 
 
+def relative(found: ls.solve.TangentSolution, model: Model, x: Tensor, y: Tensor) -> float:
+    """The loss of a solution relative to that at v = 0."""
+    return found.loss * 2 * len(x) / float((model(x) - y).square().sum())
+
+
+@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("batch", [1, 2, 128])
+def test_momentum_that_overshoots_is_stopped_without_shorter_steps(seed: int, batch: int) -> None:
+    """With one step per epoch, the loss of an oscillation rises by any factor after it has been near zero."""
+    torch.manual_seed(seed)
+    model, x = Model(nn.Linear(2, 1).double()), torch.eye(2, dtype=torch.float64)
+    y = torch.tensor([[1.0], [-1.0]], dtype=torch.float64)
+    found = ls.tangent_sgd(model, x, y, epochs=100, tolerance=1e-8, deflated=1, batch=batch, seed=seed)
+    assert found.converged
+    assert found.iterations < 100
+    assert relative(found, model, x, y) <= 1e-8, "it is the loss of the result that has reached the tolerance"
+
+
+def test_the_result_is_never_much_worse_than_the_best_epoch() -> None:
+    """An iteration that ends where momentum overshoots returns to where the best epoch began."""
+    torch.manual_seed(0)
+    model, x = Model(nn.Linear(2, 1).double()), torch.eye(2, dtype=torch.float64)
+    y = torch.tensor([[1.0], [-1.0]], dtype=torch.float64)
+    losses = [
+        relative(ls.tangent_sgd(model, x, y, epochs=epochs, tolerance=0.0, deflated=1), model, x, y)
+        for epochs in range(1, 25)
+    ]
+    assert all(later <= 10 * min(losses[: i + 1]) for i, later in enumerate(losses[1:]))
+    assert losses[-1] < 1e-8
+
+
+def test_without_a_tolerance_it_ends_at_rounding() -> None:
+    torch.manual_seed(0)
+    x = torch.eye(2)
+    found = ls.tangent_sgd(nn.Linear(2, 1), x, [[1.0], [-1.0]], epochs=300, tolerance=0.0, deflated=1)
+    assert found.loss < 1e-12
+
+
+STEPS = """
+import sys, time
+from tests.solve.test_sgd import problem
+from lazyscope.solve import sgd
+
+model, x, y = problem()
+folder, pause = sys.argv[1], float(sys.argv[2])
+
+def watch(epoch, v):
+    print(epoch, flush=True)
+    time.sleep(pause)
+
+sgd.tangent_sgd(model, x, y, epochs=12, batch=5, tolerance=0.0, deflated=3, checkpoint=folder, every=2, watch=watch)
+"""
+
+
+def test_a_run_that_is_killed_goes_on_with_the_same_bits(tmp_path: Path) -> None:
+    model, x, y = problem()
+    options: dict[str, Any] = {"epochs": 12, "batch": 5, "tolerance": 0.0, "deflated": 3}
+    file = tmp_path / "run.pt"
+    root, threads = str(Path(__file__).parents[2]), str(torch.get_num_threads())
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([root, *sys.path]), "OMP_NUM_THREADS": threads}
+    command = [sys.executable, "-c", STEPS, str(file), "0.2"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as victim:
+        assert victim.stdout is not None
+        assert [int(victim.stdout.readline()) for _ in range(7)] == list(range(1, 8))
+        victim.send_signal(signal.SIGKILL)
+        assert victim.wait() == -signal.SIGKILL
+    with Checkpoint(file) as stored:
+        state = stored.load()
+    assert state is not None
+    assert 0 < state["done"] < 12
+    seen: list[int] = []
+    resumed = sgd.tangent_sgd(model, x, y, **options, checkpoint=file, every=2, watch=lambda e, _: seen.append(e))
+    assert seen == list(range(state["done"] + 1, 13)), "it does not begin again"
+    whole = sgd.tangent_sgd(model, x, y, **options)
+    assert torch.equal(flat(resumed), flat(whole))
+    assert (resumed.iterations, resumed.residual, resumed.pace) == (whole.iterations, whole.residual, whole.pace)
+
+
+def test_a_run_whose_steps_were_halved_goes_on_with_the_same_bits(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, x, y = problem(dtype=torch.float32)
+    chosen = sgd._Run._step_size
+    monkeypatch.setattr(sgd._Run, "_step_size", lambda run: 100 * chosen(run))
+    options: dict[str, Any] = {"batch": 6, "tolerance": 0.0, "rounded": torch.float16}
+    whole = sgd.tangent_sgd(model, x, y, epochs=10, **options)
+    for epochs in (3, 4, 10):
+        part = sgd.tangent_sgd(model, x, y, epochs=epochs, **options, checkpoint=tmp_path / "run.pt")
+        assert part.iterations == epochs
+    assert torch.equal(flat(part), flat(whole))
+    again = sgd.tangent_sgd(model, x, y, epochs=10, **options, checkpoint=tmp_path / "run.pt")
+    assert torch.equal(flat(again), flat(whole)), "a run that has ended is not continued"
+
+
+def test_checkpoints_of_other_problems_are_refused(tmp_path: Path) -> None:
+    model, x, y = problem()
+    file = tmp_path / "run.pt"
+    sgd.tangent_sgd(model, x, y, epochs=1, batch=6, centred=True, checkpoint=file)
+    other = Model(nn.Sequential(nn.Linear(12, 40), nn.Tanh(), nn.Linear(40, 2)).double())
+    same: dict[str, Any] = {"model": model, "x": x, "y": y, "epochs": 1, "batch": 6, "centred": True}
+    changes: list[dict[str, Any]] = [
+        {"model": other},
+        {"x": x + 1},
+        {"y": y + 1},
+        {"centred": False},
+        {"batch": 5},
+        {"seed": 1},
+    ]
+    for change in changes:
+        with pytest.raises(InputError, match="delete it"):
+            sgd.tangent_sgd(**{**same, **change}, checkpoint=file)
+    with Checkpoint(file) as stored:
+        state = stored.load()
+        assert state is not None
+        stored.save({"name": state["name"]})
+    with pytest.raises(InputError, match="delete it"):
+        sgd.tangent_sgd(**same, checkpoint=file)
+
+
 def test_targets_that_are_already_reached_need_no_epoch() -> None:
     model, x, _ = problem()
     found = sgd.tangent_sgd(model, x, model(x).detach())
@@ -135,6 +262,7 @@ def test_products_at_some_points_are_rows_of_the_jacobian(rows: list[int]) -> No
         ({"epochs": 0}, "epochs=0"),
         ({"batch": 0}, "batch=0"),
         ({"sample": 0}, "sample=0"),
+        ({"every": 0}, "every=0"),
         ({"deflated": -1}, "deflated=-1"),
         ({"tolerance": 1.0}, "tolerance=1.0"),
         ({"rounded": torch.int32}, "torch.float16"),

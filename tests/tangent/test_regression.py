@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Literal
 
 import pytest
@@ -162,3 +163,53 @@ def test_misuse_is_refused_with_a_remedy(ridge: float) -> None:
     fit = ls.kernel_regression(torch.eye(N), None, targets())
     with pytest.raises(InputError, match="pass the kernel between the new points"):
         fit.predict(points())
+
+
+@pytest.mark.parametrize(
+    ("kernel", "match"),
+    [
+        (torch.eye(4).index_fill(0, torch.tensor(0), math.nan), "NaN"),
+        (torch.eye(4) * math.inf, "NaN"),
+        (-torch.eye(4), "positive"),
+        (torch.zeros(4, 4), "positive"),
+        (torch.diag(torch.tensor([1.0, 1.0, 1.0, -0.5])), "below zero"),
+        (torch.ones(4, 4) - 0.9 * torch.eye(4), "below zero"),
+        (torch.eye(4, dtype=torch.complex128), "floats"),
+        (torch.eye(4, dtype=torch.int64), "floats"),
+        (torch.zeros(0, 0), "at least one point"),
+    ],
+)
+def test_matrices_that_are_not_kernels_are_refused(kernel: Tensor, match: str) -> None:
+    with pytest.raises(InputError, match=match):
+        ls.kernel_regression(kernel, None, torch.randn(len(kernel), 1))
+
+
+def test_a_ridge_may_outweigh_a_negative_eigenvalue() -> None:
+    kernel, y = torch.diag(torch.tensor([1.0, 1.0, 1.0, -0.01])).double(), torch.arange(4.0).double()
+    fit = ls.kernel_regression(kernel, None, y, ridge=0.1)
+    shifted = kernel + 0.1 * float(kernel.trace()) / 4 * torch.eye(4).double()
+    torch.testing.assert_close(fit.solution.x[:, 0], torch.linalg.solve(shifted, y - y.mean()))
+
+
+def test_a_kernel_with_a_graph_is_detached() -> None:
+    kernel = torch.eye(4, dtype=torch.float64, requires_grad=True)
+    y = torch.tensor([[1.0], [-1.0], [2.0], [0.0]], dtype=torch.float64)
+    fit = ls.kernel_regression(kernel, None, y)
+    torch.testing.assert_close(fit.predict(torch.eye(4).double()), y)
+    assert not fit.solution.x.requires_grad
+
+
+def test_a_model_without_points_or_gradients_is_refused() -> None:
+    with pytest.raises(InputError, match="at least one"):
+        ls.kernel_regression(network(), points()[:0], targets(0))
+    net = nn.Linear(3, 1, bias=False)
+    with pytest.raises(InputError, match="positive"):
+        ls.kernel_regression(net, torch.zeros(2, 3), [[1.0], [2.0]])
+
+
+@pytest.mark.parametrize("fit", [ls.kernel_regression, ls.tangent_solve, ls.tangent_sgd])
+def test_wrong_labels_are_refused_with_a_remedy_that_exists(fit: Callable[..., object]) -> None:
+    with pytest.raises(InputError, match=r"0 … 2, but one is -1; relabel them, or leave out"):
+        fit(network(), points(4), torch.tensor([0, 1, 2, -1]))
+    with pytest.raises(InputError, match="real"):
+        fit(network(), points(4), targets(4) * 1j)

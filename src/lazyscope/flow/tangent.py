@@ -12,18 +12,22 @@ from torch import Tensor, nn
 
 from lazyscope._typing import Inputs, Number
 from lazyscope.ambient import without_autocast
+from lazyscope.errors import InputError
 from lazyscope.flow.matrix_free import matrix_free_flow
-from lazyscope.flow.objective import Objective, Times, check_times
+from lazyscope.flow.objective import Objective, Times, check_times, flat
 from lazyscope.flow.ode import Integration
 from lazyscope.flow.trajectory import Observer, Progress, Recording, Trajectory
-from lazyscope.labels import Target
+from lazyscope.labels import Target, as_target
 from lazyscope.linalg.eigen import COPIES
 from lazyscope.linalg.finite import check_finite
 from lazyscope.loss import Loss, Square
 from lazyscope.memory import Memory, check_fits
-from lazyscope.model.base import studied
+from lazyscope.model.base import Model, ModelCoordinates, studied
 from lazyscope.model.coordinates import Alpha, Studied
+from lazyscope.model.ensemble import Ensemble
+from lazyscope.model.inputs import Samples, check_samples
 from lazyscope.progress import Bar, quiet, track
+from lazyscope.tangent.regression import as_outputs
 
 
 @without_autocast
@@ -50,16 +54,19 @@ def tangent_flow(
 
     The flow is w̄' = -(1/α) Dh(w₀)ᵀ∇R(αh̄(w̄)). With the tangent kernel K = Dh(w₀)Dh(w₀)ᵀ and v = Dh(w₀)ᵀc, it is
     c' = -∇R(y) with y = y_0 + Kc, in the Euclidean geometry of the N outputs. For the square loss, the solution is in
-    closed form: K is diagonalised once, in O(N³), and any time can be evaluated, including t = ∞. For other losses, the
-    ODE is integrated numerically. The scale α only enters through y_0 = αh(w₀) and the displacement ‖v‖/α. With
-    `matrix_free`, the kernel is never formed, so that all of CIFAR-10 can be used: all times come from one Krylov
-    space, whose products cost about as much as an epoch of training each.
+    closed form: K is diagonalised once, in O(N³), and any time can be evaluated, including t = ∞. At late times, small
+    eigenvalues matter, which K holds as squares: if rounding would show, the singular values of Dh(w₀) are computed,
+    which needs its N × p entries in memory. For other losses, the ODE is integrated numerically. The scale α only
+    enters through y_0 = αh(w₀) and the displacement ‖v‖/α. With `matrix_free`, the kernel is never formed, so that all
+    of CIFAR-10 can be used: all times come from one Krylov space, whose products cost about as much as an epoch of
+    training each.
 
     Args:
         model: The module, `Model` or other model with tangent coordinates to train. It is not modified.
         loss: The loss, one of `lazyscope.loss`.
         x: The inputs of n samples.
-        y: The targets in the form that the loss takes, as a tensor, an array or a nested list.
+        y: The targets in the form that the loss takes, as a tensor, an array or a nested list. For the square loss,
+            integers of shape (n,) are class indices and stand for one-hot rows if the model has several outputs.
         times: The times to record, non-negative and increasing, as a tensor, an array or a list. For the square loss,
             the last one may be ∞.
         alpha: The scale α, one number or one for each member of a batch; `math.inf` is its limit.
@@ -95,10 +102,14 @@ def tangent_flow(
         (<Status.CONVERGED: 'converged'>, True)
     """
     times = check_times(times, infinity=True)
+    model = studied(model)
+    if isinstance(loss, Square):
+        y = _as_numbers(model, x, y)
     if matrix_free:
+        check_samples(x)
         with nullcontext() if progress is None else quiet():
             return matrix_free_flow(
-                studied(model),
+                model,
                 loss,
                 x,
                 y,
@@ -113,13 +124,39 @@ def tangent_flow(
                 batch=batch,
                 memory=memory,
             )
-    objective = Objective.of(studied(model), loss, x, y, alpha, centred)
+    objective = Objective.of(model, loss, x, y, alpha, centred)
     recording = Recording(objective, observe, keep_params)
     _check_fits(objective, loss)
     with nullcontext() if progress is None else quiet():
         kernel = check_finite(objective.coordinates.kernel().detach(), "The tangent kernel")
         path = TangentPath(objective, kernel, recording, progress)
         return _follow(loss, path, times, rtol, atol, tolerance)
+
+
+def _as_numbers(model: Studied, x: Inputs, y: Target) -> Target:
+    """Convert targets of shape (n,) to the shape of the outputs of a model, as `tangent_solve` does.
+
+    Class indices stand for one-hot rows if there are several outputs; for one output, its dimension may be left out.
+    """
+    target = as_target(y, torch.empty(0, dtype=torch.float64, device="cpu"))
+    if target.is_complex():
+        raise InputError(f"The targets are {target.dtype}, and outputs are real; pass real and imaginary parts.")
+    member = model.models[0] if isinstance(model, Ensemble) and not model.own_inputs else model
+    if not isinstance(member, Model) or target.ndim not in (1, 2) or not len(target) or target.shape[1:].numel() != 1:
+        return y
+    check_samples(x)
+    samples = Samples(x)
+    with torch.no_grad():
+        first = member(samples.rows(slice(1)))
+    shape = tuple(first.shape[1:])
+    classes = target.ndim == 1 and not target.is_floating_point() and len(shape) == 1
+    if len(target) != len(samples) or not (math.prod(shape) == 1 or classes):
+        return y
+    return (
+        as_outputs(y, len(target), math.prod(shape))
+        .view(-1, *shape)
+        .to(y.device if isinstance(y, Tensor) else first.device)
+    )
 
 
 def _check_fits(objective: Objective, loss: Loss) -> None:
@@ -172,6 +209,15 @@ class TangentPath:
         """Compute Kc."""
         return (self.kernel @ c[..., None])[..., 0]
 
+    def jacobian(self) -> Float[Tensor, "*batch N p"]:
+        """Compute Dh(w₀) as a dense matrix."""
+        if isinstance(self.coordinates, ModelCoordinates):
+            return self.coordinates._model.jacobian(self.coordinates._x).detach()
+        size = self.kernel.shape[-1]
+        rows = torch.eye(size, dtype=self.kernel.dtype, device=self.kernel.device).expand(*self.batch, size, size)
+        pulled = (self.coordinates.pull_back(self.outputs(rows[..., i, :])) for i in range(size))
+        return torch.stack([flat(row, self.batch).detach() for row in pulled], -2)
+
     def add(
         self,
         c: Float[Tensor, "*batch N"],
@@ -214,13 +260,18 @@ def _follow_square(
     # Use float64 for any dtype of the model, since the small eigenvalues matter at late times.
     with Bar(f"eigenvalues of a {path.kernel.shape[-1]} × {path.kernel.shape[-1]} kernel"):
         eigenvalues, basis = torch.linalg.eigh(path.kernel.double() / path.samples)
-    # Rounding changes an eigenvalue by about √N·eps·λ_max; a smaller eigenvalue counts as zero. Its eigenvector u then
-    # has Dh(w₀)ᵀu = 0: the outputs do not move along u, and its coefficient, which would grow like t, is omitted.
-    noise = 4 * math.sqrt(basis.shape[-1]) * torch.finfo(path.kernel.dtype).eps
-    null = eigenvalues <= noise * eigenvalues[..., -1:]
     residual = path.vector(path.start - path.risk.target).double()
-    modes = (basis.mT @ residual[..., None])[..., 0].masked_fill(null, 0)
-    eigenvalues = eigenvalues.masked_fill(null, 1)
+    # Rounding changes an eigenvalue of the kernel by about √N·eps·λ_max, and a singular value of Dh(w₀) by about
+    # √N·eps·σ_max. One that is smaller counts as zero. Its vector u then has Dh(w₀)ᵀu = 0: the outputs do not move
+    # along u, and its coefficient, which would grow like t, is omitted.
+    noise = 4 * math.sqrt(basis.shape[-2]) * torch.finfo(path.kernel.dtype).eps
+    null = eigenvalues <= noise * eigenvalues[..., -1:]
+    modes = (basis.mT @ residual[..., None])[..., 0]
+    if _is_rough(path, eigenvalues, modes, noise, float(times[-1])):
+        sizes, basis = _singular_values(path)
+        null = sizes <= noise * sizes[..., :1]
+        eigenvalues, modes = sizes.square() / path.samples, (basis.mT @ residual[..., None])[..., 0]
+    modes, eigenvalues = modes.masked_fill(null, 0), eigenvalues.masked_fill(null, 1)
 
     scales = eigenvalues.sqrt()
 
@@ -240,3 +291,47 @@ def _follow_square(
     speed = length(scales * modes * torch.exp(-eigenvalues * times[-1].item()))
     converged = speed <= tolerance * length(scales * modes)
     return path.recording.trajectory(times, converged, torch.zeros_like(converged))
+
+
+def _is_rough(path: TangentPath, eigenvalues: Tensor, modes: Tensor, noise: float, last: float) -> bool:
+    """Whether the rounding of the kernel changes the flow by more than the square root of the precision.
+
+    An eigenvalue whose rounding error is not small compared with it changes the flow if the last time is late enough
+    and the targets have a part along its vector.
+    """
+    allowed = math.sqrt(torch.finfo(path.kernel.dtype).eps)
+    error = noise * eigenvalues[..., -1:]
+    matters = modes.abs() > allowed * torch.linalg.vector_norm(modes, dim=-1, keepdim=True)
+    return bool(((eigenvalues <= error / allowed) & matters & (error * last > allowed)).any())
+
+
+_COLUMNS = 1 << 16
+"""The number of columns of a Jacobian that are converted to float64 at once."""
+
+
+def _singular_values(path: TangentPath) -> tuple[Tensor, Tensor]:
+    """Compute the singular values σ of Dh(w₀) and its left singular vectors.
+
+    The kernel holds σ², so that rounding makes all σ below σ_max√eps wrong; those of Dh(w₀) itself are right down to
+    σ_max·eps. Parameters are reduced to N by QR factorisations of some columns at a time.
+    """
+    rows, batch = path.kernel.shape[-1], path.batch
+    zeros = path.coordinates.zeros()
+    columns = sum(w.numel() for w in zeros.values()) // math.prod(batch)
+    check_fits(
+        (*batch, rows, columns),
+        path.kernel.dtype,
+        path.kernel.device,
+        copies=1.0,
+        instead="use fewer points or earlier times, or pass matrix_free=True for one model: at late times, this kernel"
+        " is so badly conditioned that its Jacobian is needed",
+    )
+    with Bar(f"singular values of a {rows} × {columns} Jacobian"):
+        jacobian, reduced = path.jacobian(), None
+        for part in jacobian.split(max(_COLUMNS, 4 * rows), -1):
+            wide = part.double().mT
+            stacked = wide if reduced is None else torch.cat([reduced, wide], -2)
+            reduced = torch.linalg.qr(stacked, mode="r")[1] if columns > rows else stacked
+        assert reduced is not None
+        basis, sizes, _ = torch.linalg.svd(reduced.mT, full_matrices=False)
+    return sizes, basis

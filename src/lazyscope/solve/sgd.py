@@ -9,8 +9,14 @@ only products with the Jacobian are used.
 
 from __future__ import annotations
 
+import hashlib
+import json
+import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from contextlib import nullcontext
+from dataclasses import dataclass, fields
+from functools import cached_property
+from pathlib import Path
 
 import torch
 from jaxtyping import Float
@@ -20,12 +26,15 @@ from torch.utils.data import DataLoader
 from lazyscope._typing import Inputs, Params
 from lazyscope.ambient import without_autocast
 from lazyscope.errors import InputError, ModelError
+from lazyscope.flow.checkpoint import Checkpoint
 from lazyscope.labels import Target
 from lazyscope.linalg.krylov import Krylov
 from lazyscope.model.base import Model
+from lazyscope.model.inputs import check_samples
 from lazyscope.progress import Bar
 from lazyscope.solve.products import Products
 from lazyscope.solve.tangent import Problem, TangentSolution, posed
+from lazyscope.tangent.source import Tangent, digest
 
 MOMENTUM = 0.9
 
@@ -36,7 +45,8 @@ _SINGLE = 32
 """The number of single points whose largest eigenvalue is computed."""
 
 _LARGER = 10.0
-"""An epoch whose loss is this many times that of the best one is undone: the steps were too long."""
+"""An epoch whose loss is this many times that of the best one is undone: the steps were too long, or momentum has
+overshot."""
 
 _HALVINGS = 20
 """How often the step size is halved before the iteration gives up."""
@@ -57,6 +67,8 @@ def tangent_sgd(
     rounded: torch.dtype | None = None,
     seed: int = 0,
     watch: Callable[[int, Params], None] | None = None,
+    checkpoint: Path | str | None = None,
+    every: int = 1,
 ) -> TangentSolution:
     """Fit the tangent model h(w₀) + Dh(w₀)v to targets by deflated stochastic gradient descent with momentum.
 
@@ -66,8 +78,11 @@ def tangent_sgd(
     on the error, and its result depends on the seed. Use it for fits to a few percent with tens of thousands of
     points or more, and `tangent_solve` for precise ones.
 
-    The step size comes from the largest eigenvalue that is left, and from those of single points. It is halved, and the
-    epoch repeated, if an epoch makes the loss grow.
+    The step size comes from the largest eigenvalue that is left, and from those of single points. The loss of an epoch
+    is measured during it, at no cost. If it is ten times that of the best epoch, the iteration returns to where that
+    one began, without momentum, and measures the loss there. The step size is halved, unless the loss has stayed below
+    that at the last start without momentum and has fallen to half of it: then momentum alone has overshot, as it does
+    when an epoch has few steps.
 
     Args:
         model: A model or a module. It is not modified.
@@ -75,9 +90,10 @@ def tangent_sgd(
         y: The targets as a tensor, an array or a nested list, of the shape (n, k) of the outputs. Integers of shape
             (n,) are class indices and stand for one-hot rows.
         epochs: The largest number of passes over the data.
-        tolerance: The mean loss during an epoch at which the iteration stops, relative to that at v = 0.
+        tolerance: The loss at which the iteration stops, relative to that at v = 0. The mean loss during an epoch must
+            be as small, and then the loss at its end.
         centred: Whether to leave out h(w₀), so that Dh(w₀)v alone is fitted.
-        batch: The number of points of a step.
+        batch: The number of points of a step. An epoch leaves out the points that remain, other ones each time.
         deflated: The number of eigenvectors along which the gradient is divided. Each takes the memory of the model.
         sample: The number of points from which they are computed, with twice as many products. `None` uses a tenth of
             the points, and at least 500.
@@ -85,9 +101,14 @@ def tangent_sgd(
             stored in bfloat16. `None` uses the dtype of the model.
         seed: The seed of the samples and of the order of points.
         watch: A function that is called after each epoch with its number and the displacement v by parameter name.
+        checkpoint: A file in which the iteration is stored every `every` epochs. If it exists, the iteration continues
+            from it, with the same result to the last bit if products are deterministic. The eigenvectors are not
+            stored but computed again. `epochs` and `tolerance` may change.
+        every: The number of epochs between two checkpoints.
 
     Returns:
-        The solution, whose `iterations` are the epochs. It `converged` if the tolerance was reached.
+        The solution, whose `iterations` are the epochs. It `converged` if the tolerance was reached, by its own loss.
+        Epochs that are undone are not counted.
 
     Raises:
         InputError: If the inputs or the targets are invalid, or a number is out of range.
@@ -99,34 +120,81 @@ def tangent_sgd(
         >>> solution.converged, [round(value, 2) for value in solution.predict(x).flatten().tolist()]
         (True, [1.0, -1.0])
     """
-    if min(epochs, batch, 1 if sample is None else sample) < 1 or deflated < 0 or not 0 <= tolerance < 1:
+    if min(epochs, batch, every, 1 if sample is None else sample) < 1 or deflated < 0 or not 0 <= tolerance < 1:
         raise InputError(
-            f"epochs={epochs}, batch={batch} and sample={sample} must be positive, deflated={deflated} at least 0, and"
-            f" tolerance={tolerance} at least 0 and below 1; pass such numbers."
+            f"epochs={epochs}, batch={batch}, every={every} and sample={sample} must be positive, deflated={deflated}"
+            f" at least 0, and tolerance={tolerance} at least 0 and below 1; pass such numbers."
         )
     if isinstance(x, DataLoader):
         raise InputError("Random batches cannot be taken from a DataLoader; pass the inputs, or use tangent_solve.")
+    check_samples(x)
     problem = posed(model, x, y, ridge=0.0, centred=centred, batch=batch, rounded=rounded)
     if problem.jacobian.batches.whole:
         raise problem.jacobian.batches.uneven()
     n = problem.jacobian.n
     sample = min(max(500, n // 10) if sample is None else sample, n)
-    run = _Run(problem, min(batch, n), deflated, sample, torch.Generator().manual_seed(seed))
-    found = run.descend(epochs, tolerance, watch)
-    gradient = float(problem.left(found.v)[1].norm())
-    first = float(problem.jacobian.rmatvec(run.right.to(problem.jacobian.dtype)).double().norm())
-    residual = gradient / first if first > 0 else 0.0
-    pace = found.time / found.epochs if found.epochs else 0.0
-    return TangentSolution(problem, found.v, residual, found.epochs, found.met, None, pace)
+    options = {"batch": batch, "deflated": deflated, "sample": sample, "rounded": str(rounded), "seed": seed}
+    with nullcontext() if checkpoint is None else Checkpoint(checkpoint, every=every) as file:
+        stored = None if file is None else _Stored(file, problem, options)
+        state = None if stored is None else stored.load()
+        run = _Run(problem, min(batch, n), deflated, sample, torch.Generator().manual_seed(seed))
+        now, residual = run.descend(run.fresh() if state is None else state, epochs, tolerance, watch, stored)
+    pace = now.time / now.done if now.done else 0.0
+    return TangentSolution(problem, now.v.double(), residual, now.done, now.reached <= tolerance, None, pace)
 
 
-@dataclass(frozen=True)
-class _Found:
-    v: Float[Tensor, " p"]
-    epochs: int
-    met: bool
-    time: float
+@dataclass
+class _State:
+    """The iteration between two epochs. Losses are relative to that at v = 0."""
+
+    v: Tensor
+    speed: Tensor
+    best: Tensor
+    """Where the epoch with the least loss began."""
+    random: Tensor
+    """The state of the random generator."""
+    sizes: dict[str, float]
+    """The factors of products in low precision."""
+    step: float
+    least: float = 1.0
+    """The least mean loss of an epoch, or the loss where an epoch that was undone has begun again."""
+    rest: float = 1.0
+    """The loss where the iteration last began without momentum."""
+    reached: float = math.inf
+    """The loss at v, where it has been computed."""
+    done: int = 0
+    halved: int = 0
+    time: float = 0.0
     """The time of the gradient flow, the sum of the step sizes that momentum repeats 1/(1 - m) times."""
+    mark: float = 0.0
+    """The time at `best`."""
+
+
+class _Stored:
+    """The iteration in a file, with a checksum of the problem and of the options."""
+
+    def __init__(self, checkpoint: Checkpoint, problem: Problem, options: dict[str, object]) -> None:
+        self._checkpoint, self._device, jacobian = checkpoint, problem.jacobian.device, problem.jacobian
+        recipe = Tangent(jacobian.model).recipe(jacobian.batches)
+        right = digest([("start", problem.start), ("target", problem.target)])
+        self._name = hashlib.sha256(json.dumps([recipe, right, options]).encode()).hexdigest()
+
+    def save(self, now: _State) -> None:
+        if now.done % self._checkpoint.every == 0:
+            shallow = {field.name: getattr(now, field.name) for field in fields(now)}
+            self._checkpoint.save({"name": self._name, **shallow})
+
+    def load(self) -> _State | None:
+        state = self._checkpoint.load()
+        if state is None:
+            return None
+        if state.pop("name", None) != self._name or set(state) != {field.name for field in fields(_State)}:
+            raise InputError(
+                f"The checkpoint {self._checkpoint.path} belongs to another model, to other data or to other options;"
+                " pass another file, or delete it."
+            )
+        moved = {name: state[name].to(self._device) for name in ("v", "speed", "best")}
+        return _State(**{**state, **moved})
 
 
 class _Deflation:
@@ -146,11 +214,16 @@ class _Run:
     """The problem with what the steps need: products of batches, the deflation, and the step size."""
 
     def __init__(self, problem: Problem, batch: int, deflated: int, sample: int, random: torch.Generator) -> None:
-        self.jacobian, self.batch, self._random = problem.fast(), batch, random
+        self._problem, self.jacobian, self.batch, self._random = problem, problem.fast(), batch, random
         self._named, self.right = problem.jacobian.named, problem.target - problem.start
         self.sample = sample
         self.deflate = self._deflation(deflated, problem.rounded)
-        self.step = self._step_size()
+
+    def fresh(self) -> _State:
+        """The iteration at v = 0."""
+        v = torch.zeros(self.jacobian.shape[1], dtype=self.jacobian.dtype, device=self.jacobian.device)
+        step = self._step_size()
+        return _State(v, v.clone(), v.clone(), self._random.get_state(), self.jacobian._sizes, step)
 
     def _some(self, count: int) -> Tensor:
         """Choose points at random."""
@@ -205,32 +278,77 @@ class _Run:
             value = float(g.double().norm())
         return value
 
-    def descend(self, epochs: int, tolerance: float, watch: Callable[[int, Params], None] | None) -> _Found:
-        """Run the epochs, and undo those that make the loss grow."""
-        v = torch.zeros(self.jacobian.shape[1], dtype=self.jacobian.dtype, device=self.jacobian.device)
-        speed, best, first = torch.zeros_like(v), v.clone(), float(self.right.square().mean())
-        least, done, halved, time, met = 1.0, 0, 0, 0.0, first == 0
+    def descend(
+        self,
+        now: _State,
+        epochs: int,
+        tolerance: float,
+        watch: Callable[[int, Params], None] | None,
+        stored: _Stored | None,
+    ) -> tuple[_State, float]:
+        """Run the epochs, undo those that make the loss grow, and return the end with its relative gradient."""
+        self._random.set_state(now.random)
+        self.jacobian._sizes.update(now.sizes)
+        first, begun, residual = float(self.right.square().mean()), torch.empty_like(now.v), None
+        if first == 0:
+            now.reached = 0.0
         with Bar("tangent model", total=epochs) as bar:
-            while done < epochs and not met:
-                loss = self._epoch(v, speed) / first
-                if not loss <= _LARGER * least:
-                    halved, self.step = halved + 1, self.step / 2
-                    v.copy_(best)
-                    speed.zero_()
-                    if halved > _HALVINGS:
-                        raise ModelError("No step size makes the loss fall; use tangent_solve, or pass rounded=None.")
+            while now.done < epochs and now.reached > tolerance and now.halved <= _HALVINGS:
+                begun.copy_(now.v)
+                loss = self._epoch(now.v, now.speed, now.step) / first
+                now.reached, residual = math.inf, None
+                if not loss <= _LARGER * now.least:
+                    self._undo(now, loss, first)
                     continue
-                if loss <= least:
-                    least = loss
-                    best.copy_(v)
-                done, met = done + 1, loss <= tolerance
-                time += self.jacobian.n // self.batch * self.step / (1 - MOMENTUM)
-                bar.reach(done)
+                if loss <= now.least:
+                    now.best, begun, now.least, now.mark = begun, now.best, loss, now.time
+                now.done += 1
+                now.time += self.jacobian.n // self.batch * now.step / (1 - MOMENTUM)
+                if loss <= tolerance:
+                    now.reached, residual = self._measured(now.v, first)
+                bar.reach(now.done)
                 if watch is not None:
-                    watch(done, self._named(v.double()))
-        return _Found(v.double(), done, met, time)
+                    watch(now.done, self._named(now.v.double()))
+                if stored is not None:
+                    now.random, now.sizes = self._random.get_state(), self.jacobian._sizes
+                    stored.save(now)
+        if now.halved > _HALVINGS and not bool(now.best.any()):
+            raise ModelError("No step size makes the loss fall; use tangent_solve, or pass rounded=None.")
+        if residual is None:
+            now.reached, residual = self._measured(now.v, first)
+        if not now.reached <= _LARGER * now.least:  # the last epoch is undone, too
+            now.v, now.time = now.best, now.mark
+            now.reached, residual = self._measured(now.v, first)
+        return now, residual
 
-    def _epoch(self, v: Tensor, speed: Tensor) -> float:
+    def _undo(self, now: _State, loss: float, first: float) -> None:
+        """Go back to where the best epoch began, without momentum, and with half of the step size if it was too long.
+
+        With a step size that is stable, the loss stays below that at the last start without momentum: an oscillator
+        with friction does not gain energy. A loss that has fallen to half of it is progress.
+        """
+        missed = self.right - self.jacobian.matvec(now.best).double()
+        measured = float(missed.square().mean()) / first
+        if not (loss <= now.rest and measured <= now.rest / 2):
+            now.halved, now.step = now.halved + 1, now.step / 2
+        now.v.copy_(now.best)
+        now.speed.zero_()
+        now.least = now.rest = measured
+        now.time = now.mark
+
+    def _measured(self, v: Tensor, first: float) -> tuple[float, float]:
+        """Compute the loss at v and the norm of its gradient, relative to those at v = 0."""
+        missed, gradient = self._problem.left(v.double())
+        loss = float(missed.square().mean()) / first if first > 0 else 0.0
+        return loss, float(gradient.norm()) / self._steepest if self._steepest > 0 else 0.0
+
+    @cached_property
+    def _steepest(self) -> float:
+        """The norm of the gradient at v = 0."""
+        jacobian = self._problem.jacobian
+        return float(jacobian.rmatvec(self.right.to(jacobian.dtype)).double().norm())
+
+    def _epoch(self, v: Tensor, speed: Tensor, step: float) -> float:
         """Take one step per batch in place, and return the mean loss before each step; points that remain are left."""
         n, k, b, total = self.jacobian.n, self.jacobian.k, self.batch, 0.0
         right = self.right.view(n, k)
@@ -239,5 +357,5 @@ class _Run:
             missed = right[rows].flatten() - part.matvec(v).double()
             total += float(missed.square().mean())
             speed.mul_(MOMENTUM).add_(self.deflate(part.rmatvec(missed.to(v.dtype))), alpha=1 / b)
-            v.add_(speed, alpha=self.step)
+            v.add_(speed, alpha=step)
         return total / (n // b)

@@ -5,6 +5,7 @@ Longer than 350 lines because all arguments are documented.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from operator import methodcaller
 from typing import TYPE_CHECKING, Any, final
@@ -17,7 +18,7 @@ from torch.nn.functional import one_hot
 from lazyscope._typing import Inputs
 from lazyscope.ambient import without_autocast
 from lazyscope.errors import InputError
-from lazyscope.labels import Target, as_target, check_classes
+from lazyscope.labels import Target, as_target
 from lazyscope.linalg.solve import Solution, conjugate_gradients
 from lazyscope.memory import Memory, parse_memory
 from lazyscope.model.base import Model
@@ -82,7 +83,8 @@ def kernel_regression(
         `Regression.solution` reports this.
 
     Raises:
-        InputError: If the targets do not match the kernel or contain NaN, or the ridge is out of range.
+        InputError: If the targets do not match the kernel or contain NaN, the ridge is out of range, or the kernel is
+            empty, not real, not finite or zero, or has negative eigenvalues that the ridge does not outweigh.
 
     Example:
         >>> net, x = torch.nn.Linear(3, 1), torch.eye(3)
@@ -101,13 +103,21 @@ def kernel_regression(
         trace, rows = kernel.trace, n * own
     else:
         if not isinstance(kernel, Tensor):
+            if not len(Samples(_given(x))):
+                raise InputError("There are no points to fit; pass at least one.")
             model = Model.of(kernel)
             kernel = tangent_kernel(model, _given(x), outputs=outputs, memory=memory)
+        kernel = _checked(kernel)
         dense = _matrix(kernel)
         n, rows = len(kernel), len(dense)
         k = _outputs(model, x, y, kernel)
         sets = as_outputs(y, n, k, sets=True).to(dense.device)
         trace = float(dense.diagonal().sum(dtype=torch.float64))
+    if not 0 < trace < math.inf:
+        raise InputError(
+            f"The trace of the kernel is {trace:g}, and that of a kernel that can fit anything is positive; check the"
+            " kernel, or the model that it comes from."
+        )
     mean = sets.reshape(n, k, -1).mean(0)
     centred = (sets.reshape(n, k, -1) - mean).reshape(rows, -1)
     shift = float(ridge) * trace / rows
@@ -122,6 +132,22 @@ def _given(x: Inputs | None) -> Inputs:
     if x is None:
         raise InputError("Without the inputs, the kernel of a model cannot be computed; pass them as `x`.")
     return x
+
+
+def _checked(kernel: Tensor) -> Tensor:
+    """Refuse a kernel that is not one of finite real numbers, and detach it."""
+    if not kernel.is_floating_point() or kernel.numel() == 0:
+        raise InputError(
+            f"A kernel of shape {tuple(kernel.shape)} and {kernel.dtype} cannot be fitted; pass one of floats with at"
+            " least one point."
+        )
+    kernel = kernel.detach()
+    # The sum in float64 is not finite if an entry is not; only if it is not finite are the entries examined, in parts.
+    if not math.isfinite(float(kernel.sum(dtype=torch.float64))) and not all(
+        bool(kernel[part].isfinite().all()) for part in _parts(len(kernel))
+    ):
+        raise InputError("The kernel contains NaN or infinite values; check the points or the model it comes from.")
+    return kernel
 
 
 def _matrix(kernel: Tensor) -> Float[Tensor, "N N"]:
@@ -178,7 +204,14 @@ def _solve(kernel: Float[Tensor, "N N"], right: Float64[Tensor, "N m"], shift: f
             return Solution(found, left, 1, True)
     del factor
     values, vectors = torch.linalg.eigh(_symmetric(kernel, shift))
-    noise = len(values) * torch.finfo(kernel.dtype).eps * float(values[-1].abs())
+    precision, largest = torch.finfo(kernel.dtype).eps, float(values[-1].abs())
+    # Kernels from products in lower precision, such as TF32, are less exact than their dtype.
+    if float(values[0]) < -max(math.sqrt(precision), len(values) * precision) * largest:
+        raise InputError(
+            f"The kernel has the eigenvalue {float(values[0]) - shift:.3g}, below zero by more than rounding, so that"
+            " it is not one of points with themselves; check it, or pass a ridge that outweighs it."
+        )
+    noise = len(values) * precision * largest
     inverse = torch.where(values > noise, 1 / values, 0)
     found = vectors @ (inverse[:, None] * (vectors.T @ right))
     return Solution(found, residual(found), 1, True)
@@ -216,11 +249,13 @@ def as_outputs(y: Target, n: int, k: int, *, sets: bool = False) -> Float64[Tens
         The outputs in float64, of shape (n, k), or (n, k, m) for m sets.
 
     Raises:
-        InputError: If the shape does not fit, or the targets are not finite.
+        InputError: If the shape does not fit, or the targets are not real, not finite or not classes of the outputs.
     """
     y = as_target(y, torch.empty(0, dtype=torch.float64, device="cpu"))
+    if y.is_complex():
+        raise InputError(f"The targets are {y.dtype}, and outputs are real; pass real and imaginary parts as outputs.")
     if not y.is_floating_point() and y.ndim == 1 and k > 1:
-        check_classes(y, k)
+        _check_classes(y, k)
         y = one_hot(y.long(), k)
     if y.shape == (n,) and k == 1:
         y = y[:, None]
@@ -232,6 +267,16 @@ def as_outputs(y: Target, n: int, k: int, *, sets: bool = False) -> Float64[Tens
     if not bool(y.isfinite().all()):
         raise InputError("The targets contain NaN or infinite values; clean them first.")
     return y.detach().to(torch.float64)
+
+
+def _check_classes(classes: Tensor, k: int) -> None:
+    """Raise if a class index is not that of an output."""
+    wrong = (classes < 0) | (classes >= k)
+    if bool(wrong.any()):
+        raise InputError(
+            f"Class indices must be in 0 … {k - 1}, but one is {int(classes[wrong][0])}; relabel them, or leave out the"
+            " points that have no class."
+        )
 
 
 @final
@@ -326,7 +371,7 @@ class Regression:
                 f"Accuracies need one set of targets and {len(predicted)} class indices, and the labels have shape"
                 f" {tuple(classes.shape)}; pass integers of shape ({len(predicted)},)."
             )
-        check_classes(classes, predicted.shape[1])
+        _check_classes(classes, predicted.shape[1])
         return float((predicted.argmax(1) == classes.to(predicted.device)).double().mean())
 
     def _is_cross(self, kernel: Any) -> bool:
