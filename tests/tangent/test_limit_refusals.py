@@ -107,6 +107,11 @@ REFUSED: dict[str, tuple[nn.Module, Tensor, str]] = {
         points,
         "mm .*such as a weight normalisation",
     ),
+    "units times an entry": (
+        Free(lambda s, x: s.out(s.start(x) * s.a.weight[0, 0])),
+        points,
+        "mul.*only products with numbers",
+    ),
     "units times a norm": (
         Free(lambda s, x: s.out(s.start(x) * s.a.weight.norm())),
         points,

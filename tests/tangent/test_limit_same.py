@@ -163,6 +163,10 @@ SAME: dict[str, tuple[Case, Case]] = {
             tokens,
         ),
     ),
+    "sum with another number of axes": (
+        (Free(lambda s, x: (lambda h: s.out((s.a(h)[:, None] + s.b(h)).relu()[:, 0]))(s.start(x))), variance, points),
+        (Free(lambda s, x: (lambda h: s.out((s.a(h) + s.b(h)).relu()))(s.start(x))), variance, points),
+    ),
     "sum of channels in another order": (
         (Free(shuffled), variance, points),
         (Free(lambda s, x: (lambda h: s.out((s.a(h) + s.b(h)).relu()))(s.start(x).relu())), variance, points),

@@ -80,7 +80,6 @@ class LimitGraph:
         weights: The expressions in the parameters that have been found, by node.
         placeholders: The parameters by node.
         leaves: The nodes of the inputs.
-        trained: The names of the trainable parameters.
         model: The model.
     """
 
@@ -152,9 +151,7 @@ class LimitGraph:
             return {layer for each in node.all_input_nodes for layer in self._outputs(each)}
         query, key, value = (self._outputs(each) for each in arguments(node)[:3])
         if (query | key) & value:
-            raise refused(
-                node, "its logits depend on the outputs, whose number is finite; let a layer with weights follow it"
-            )
+            raise refused(node, "its logits depend on the outputs, whose number is finite; let a layer follow it")
         return value
 
     def _classify(self, node: fx.Node) -> None:
@@ -180,7 +177,7 @@ class LimitGraph:
             known = self.weights[source]
             entries = known.entries[self.constants[arguments(node)[1]].cpu()]
             if entries.unique().numel() == entries.numel():  # rows of a table that are not chosen by the inputs
-                self.weights[node] = Weight(known.name, known.factor, entries, tuple(entries.shape))
+                self.weights[node] = replace(known, entries=entries, shape=tuple(entries.shape))
         if source not in self.weights or len(node.all_input_nodes) != 1:
             return
         known, value = self.weights[source], self.constants[node]
@@ -189,7 +186,7 @@ class LimitGraph:
         elif node.target in MOVEMENTS and isinstance(value, Tensor | tuple | list):
             entries = call(node, {source: known.entries})
             if isinstance(entries, Tensor):
-                self.weights[node] = Weight(known.name, known.factor, entries, tuple(entries.shape))
+                self.weights[node] = replace(known, entries=entries, shape=tuple(entries.shape))
 
     def _follow_product(self, node: fx.Node) -> None:
         """Follow a product of a parameter and a number that does not repeat the entries of the parameter."""
@@ -200,6 +197,11 @@ class LimitGraph:
             if known is not None and factor is not None and known.shape == tuple(self.constants[node].shape):
                 self.weights[node] = replace(known, factor=known.factor * factor)
                 return
+
+    def starts_constant(self, node: fx.Node) -> bool:
+        """Whether a node rearranges a parameter whose entries are all equal, or a multiple of it."""
+        known = self.weights.get(node)
+        return known is not None and _equal({**self.model.params, **self.model.state}[known.name])
 
     def trained(self, node: fx.Node) -> set[str]:
         """The names of the trained parameters that an expression in the parameters depends on."""
@@ -310,18 +312,21 @@ def shape(node: fx.Node) -> tuple[int, ...]:
 def number(graph: LimitGraph, value: Any) -> float | None:
     """The number that an argument stands for; `None` if it is not a constant with equal entries.
 
-    A parameter with equal entries is a constant too, but not a function of a parameter, such as a norm, which would
-    depend on its present values.
+    A parameter with equal entries is a constant too, but neither a function of a parameter, such as a norm, nor one of
+    its entries, which would depend on its present values.
     """
     if isinstance(value, fx.Node):
-        if graph.classes[value] != "constant" and value not in graph.weights:
+        if graph.classes[value] != "constant" and not graph.starts_constant(value):
             return None
         value = graph.constants[value]
     if isinstance(value, Tensor):
-        if not value.numel() or not bool((value == value.flatten()[0]).all()):
-            return None
-        return float(value.flatten()[0])
+        return float(value.flatten()[0]) if _equal(value) else None
     return float(value) if isinstance(value, int | float) else None
+
+
+def _equal(value: Tensor) -> bool:
+    """Whether all entries are equal."""
+    return bool(value.numel()) and bool((value == value.flatten()[0]).all())
 
 
 def divides(node: fx.Node) -> bool:

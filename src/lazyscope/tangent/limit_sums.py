@@ -80,8 +80,8 @@ def _match(node: fx.Node, a: Field, b: Field) -> dict[Atom, Atom]:
 
 def _broadcast(node: fx.Node, a: Field, b: Field) -> Field:
     """Repeat a along the positions that only b has."""
-    axes = ((),) * (len(b.axes) - len(a.axes)) + a.axes
-    missing = [(dim, two) for dim, (one, two) in enumerate(zip(axes, b.axes, strict=False)) if two and not one]
+    axes, others = (((),) * (len(y.axes) - len(x.axes)) + x.axes for x, y in ((a, b), (b, a)))
+    missing = [(dim, two) for dim, (one, two) in enumerate(zip(axes, others, strict=True)) if two and not one]
     for dim, two in missing:
         if any(atom.channel for atom in two):
             raise refused(node, "a term is repeated along the channels; use terms of the same shape")
