@@ -88,8 +88,8 @@ def limit_kernel_dense(
         weight_rate: The rate ρ_w. `None` uses `weight_variance`.
         bias_rate: The rate ρ_b. `None` uses `bias_variance`.
         memory: The approximate number of bytes to use in addition to the result, as a number or a string such as
-            "2GB". The default is 32 MiB on a CPU and 4 GiB on a GPU. A smaller value uses smaller blocks and gives the
-            same result. Autograd needs more memory.
+            "2GB". The default is 32 MiB on a CPU and, on a GPU, an eighth of its memory or 4 GiB if that is more. A
+            smaller value uses smaller blocks and gives the same result. Autograd needs more memory.
 
     Returns:
         The kernel, of shape (n1, n2).

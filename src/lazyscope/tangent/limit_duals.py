@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable
@@ -13,6 +12,7 @@ from torch import Tensor
 
 from lazyscope.errors import ModelError
 from lazyscope.tangent.limit_covariance import Covariance
+from lazyscope.tangent.limit_hermite import Rule, coefficients, entries, find_rule, polynomial
 
 
 class Dual(ABC):
@@ -180,16 +180,6 @@ class Gelu(_Smooth):
         return scale.square() / (2 * math.pi * (1 + scale.square())).sqrt()
 
 
-TAIL = 1e-12
-"""The bound on the relative tail of a Hermite series."""
-
-MOST = 1500
-"""The largest degree of a Hermite series."""
-
-ENTRIES = {"cpu": 1 << 18, "cuda": 1 << 24}
-"""The approximate number of values of an activation, or of pairs, for which a series is computed at a time."""
-
-
 @final
 class Series(_Smooth):
     """An analytic activation, by its Hermite series: E[σ(u)σ(v)] = Σ_k a_k(|u|) a_k(|v|) cᵏ (Mehler's formula).
@@ -217,8 +207,8 @@ class Series(_Smooth):
         n2 = right.shape[-1]
         rule = self._rule(left, right)
         flat = left.reshape(-1, n1), right.reshape(-1, n2), (1 - covariance.below).reshape(-1, n1, n2)
-        step = max(1, _entries(left) // max(1, n1 * n2, 64 * (n1 + n2)))  # each scale has some hundred coefficients
-        parts = [self._some(*each, rule) for each in zip(*(t.split(step) for t in flat), strict=True)]
+        step = max(1, entries(left) // max(1, n1 * n2, 64 * (n1 + n2)))  # each scale has some hundred coefficients
+        parts = [self._some(a, b, c, rule) for a, b, c in zip(*(t.split(step) for t in flat), strict=True)]
         product, slope, first, second = (torch.cat(each) for each in zip(*parts, strict=True))
         return (
             product.reshape(*positions, n1, n2),
@@ -233,15 +223,15 @@ class Series(_Smooth):
         """Compute the moments for some of the positions."""
         found, own = [], []
         for function in (self._function, self._slope):
-            a, b = self._coefficients(function, left, right, rule)
-            found.append(_polynomial(a, b, correlation))
+            a, b = coefficients(function, left, right, rule)
+            found.append(polynomial(a, b, correlation))
             own.append([each.square().sum(-1) for each in (a, b)])
         return found[0], found[1], own[0][0], own[0][1]
 
     def mean(self, scale: Tensor) -> Tensor:
         rule = self._rule(scale)
         nodes, weights = rule.nodes.to(scale), rule.weights.to(scale)
-        some = scale.reshape(-1).split(max(1, _entries(scale) // len(nodes)))
+        some = scale.reshape(-1).split(max(1, entries(scale) // len(nodes)))
         return torch.cat([self._function(each[:, None] * nodes) @ weights for each in some]).reshape(scale.shape)
 
     def _rule(self, *scales: Tensor) -> Rule:
@@ -254,78 +244,7 @@ class Series(_Smooth):
             )
         # e^{-z²/2} restricts the strip to a width of at most √(2·40); exp(-2πw/h) is below 10⁻¹⁷ at w/h = 6.25.
         width = min(1.5, self._width / max(largest, 1e-300))
-        return _rule(2.0 ** math.floor(math.log2(width / 6.25)))
-
-    def _coefficients(
-        self, function: Callable[[Tensor], Tensor], left: Tensor, right: Tensor, rule: Rule
-    ) -> tuple[Tensor, Tensor]:
-        """Compute a_k of all scales, with a degree that is the same for all of them."""
-        scales = torch.cat([left.reshape(-1), right.reshape(-1)])
-        degree = 16
-        for some in (scales.detach().sort().values[-1:], scales):  # large scales need most terms: try the largest first
-            found, tail = _projected(function, some, rule, degree)
-            while tail > TAIL:
-                if degree >= MOST:
-                    raise ModelError(
-                        "The Hermite series of an activation does not converge because the variance of its inputs is"
-                        " too large; normalise the inputs, or use smaller weights."
-                    )
-                degree = min(2 * degree, MOST)
-                found, tail = _projected(function, some, rule, degree)
-        first, second = found.split([left.numel(), right.numel()])
-        return first.reshape(*left.shape, degree), second.reshape(*right.shape, degree)
-
-
-def _projected(function: Callable[[Tensor], Tensor], scales: Tensor, rule: Rule, degree: int) -> tuple[Tensor, float]:
-    """Compute the first coefficients a_k of each scale, and the largest relative tail, in float64."""
-    wide = scales.double()
-    nodes, roots, basis = rule.nodes.to(wide), rule.weights.to(wide).sqrt(), rule.hermite(degree).to(wide)
-    found, tails = [], []
-    for some in wide.split(max(1, _entries(scales) // len(nodes))):
-        values = function(some[:, None] * nodes) * roots
-        coefficients = values @ basis.T
-        found.append(coefficients.to(scales.dtype))
-        whole, known = (each.detach().square().sum(-1) for each in (values, coefficients))
-        tails.append((whole - known) / whole.clamp(min=1e-300))
-    return torch.cat(found), float(torch.cat(tails).abs().amax()) if len(scales) else 0.0
-
-
-def _entries(like: Tensor) -> int:
-    return ENTRIES.get(like.device.type, ENTRIES["cpu"])
-
-
-class Rule:
-    """The trapezoidal rule for the normal density, and the Hermite functions at its nodes.
-
-    Args:
-        step: The distance between nodes.
-    """
-
-    def __init__(self, step: float) -> None:
-        count = math.ceil(13 / step)  # the density beyond 13 is below 10⁻³⁶
-        self.nodes = torch.arange(-count, count + 1, dtype=torch.float64, device="cpu") * step
-        self.weights = step * torch.exp(-self.nodes.square() / 2) / math.sqrt(2 * math.pi)
-        self._rows = [self.weights.sqrt(), self.nodes * self.weights.sqrt()]
-
-    def hermite(self, degree: int) -> Tensor:
-        """h_k times the root of the weights, for k < degree, one row for each k."""
-        while len(self._rows) < degree:
-            k = len(self._rows) - 1
-            self._rows.append((self.nodes * self._rows[-1] - math.sqrt(k) * self._rows[-2]) / math.sqrt(k + 1))
-        return torch.stack(self._rows[:degree])
-
-
-@functools.cache
-def _rule(step: float) -> Rule:
-    return Rule(step)
-
-
-def _polynomial(a: Tensor, b: Tensor, correlation: Tensor) -> Tensor:
-    """Compute Σ_k a_k b_k cᵏ by Horner's rule."""
-    result = torch.zeros_like(correlation)
-    for k in reversed(range(a.shape[-1])):
-        result = result * correlation + a[..., k][..., :, None] * b[..., k][..., None, :]
-    return result
+        return find_rule(2.0 ** math.floor(math.log2(width / 6.25)))
 
 
 def _sigmoid_slope(z: Tensor) -> Tensor:

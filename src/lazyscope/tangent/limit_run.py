@@ -44,6 +44,7 @@ class Run:
         right: The functions of the second inputs, by node, each of shape (batch, n2, …).
         own: For the first and the second inputs, their moments with themselves at the nodes where they are needed, of
             shape (n, …); `None` if this run computes them, where n1 = n2 = 1 and both inputs are the same.
+        dtype: The dtype of all moments.
         found: The moments that this run has computed.
     """
 
@@ -53,6 +54,7 @@ class Run:
     left: dict[fx.Node, Tensor]
     right: dict[fx.Node, Tensor]
     own: tuple[dict[fx.Node, Tensor], dict[fx.Node, Tensor]] | None = None
+    dtype: torch.dtype = torch.float64
     found: dict[fx.Node, Tensor] = field(default_factory=dict)
     fields: dict[fx.Node, Field] = field(default_factory=dict)
 
