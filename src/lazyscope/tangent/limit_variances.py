@@ -24,7 +24,7 @@ RARE = 1e-6
 
 @final
 class Named(Mapping[str, Number]):
-    """Variances by name, which remember the names that have been looked up.
+    """Variances by name, which remember the names that have been taken.
 
     Args:
         given: The variances.
@@ -35,7 +35,7 @@ class Named(Mapping[str, Number]):
     """
 
     def __init__(self, given: Mapping[str, Number], names: Collection[str]) -> None:
-        self._given, self._seen = given, set[str]()
+        self._given, self._taken = given, set[str]()
         for name in given:
             if name not in names:
                 close = difflib.get_close_matches(str(name), names, 1)
@@ -43,7 +43,6 @@ class Named(Mapping[str, Number]):
                 raise InputError(f"variances contains {name!r}, which is not a parameter of the module; {hint}.")
 
     def __getitem__(self, name: str) -> Number:
-        self._seen.add(name)
         return self._given[name]
 
     def __iter__(self) -> Iterator[str]:
@@ -52,13 +51,15 @@ class Named(Mapping[str, Number]):
     def __len__(self) -> int:
         return len(self._given)
 
-    def __contains__(self, name: object) -> bool:
-        return name in self._given
+    def take(self, name: str) -> Number:
+        """Return a variance, and remember that it is used."""
+        self._taken.add(name)
+        return self._given[name]
 
     def check(self) -> None:
-        """Raise an `InputError` if a variance has not been looked up."""
+        """Raise an `InputError` if a variance is not used."""
         for name in self._given:
-            if name not in self._seen:
+            if name not in self._taken:
                 raise InputError(
                     f"variances contains {name!r}, whose variance does not matter: normalisations keep the weights of"
                     " their initialisation, and other parameters are not used; leave it out."
@@ -106,7 +107,7 @@ def variance_of(name: str, w: Tensor, rule: Variances, module: nn.Module | None)
     if callable(rule):
         return _checked(name, rule(name, w))
     if isinstance(rule, Mapping) and name in rule:
-        return _checked(name, rule[name])
+        return _checked(name, rule.take(name) if isinstance(rule, Named) else rule[name])
     w = _random(w, module).detach().double()
     measured = float(w.square().mean()) if w.numel() else 0.0
     if rule == "measured" or measured == 0:
