@@ -7,6 +7,7 @@ import math
 import subprocess
 import sys
 import time
+import weakref
 from typing import Any
 
 import mpmath
@@ -16,6 +17,8 @@ from tests.tangent.limit_modules import MODULES
 from tests.tangent.test_limit_modules import variance
 from tests.tangent.wide import normal, relative
 from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 from lazyscope.errors import InputError, ModelError
 from lazyscope.model.base import Model
@@ -44,6 +47,7 @@ WRONG = {
     "a text as variance": ("mlp, x, variances={'0.weight': 'a'}", "ModelError", "'0.weight' is 'a'"),
     "infinity": ("mlp, x, variances={'0.weight': math.inf}", "ModelError", "'0.weight' is inf"),
     "a function without result": ("mlp, x, variances=lambda *_: None", "ModelError", "'0.weight' is None"),
+    "a function without defaults": ("Model(f, {'w': torch.ones(3, 1)}), x", "ModelError", "'w' has no default init"),
     "no module": ("None, x", "ModelError", "takes a module or a lazyscope.Model, not NoneType"),
     "a name of a module": ("'mlp', x", "ModelError", "not str"),
     "a class": ("nn.Linear, x", "ModelError", "not type"),
@@ -56,6 +60,7 @@ from torch import nn
 mlp = nn.Sequential(nn.Linear(3, 32), nn.ReLU(), nn.Linear(32, 1))
 normed = nn.Sequential(nn.Linear(3, 32), nn.LayerNorm(32), nn.ReLU(), nn.Linear(32, 1))
 x, found = torch.randn(2, 3), {}
+Model, f = lazyscope.Model, lambda p, x: x @ p["w"]
 for name, call in json.loads(input()).items():
     try:
         eval(f"lazyscope.limit_kernel({call})")
@@ -280,6 +285,41 @@ def test_parts_of_a_series_give_the_same_kernel(monkeypatch: pytest.MonkeyPatch)
     whole = limit_kernel(net, x)
     monkeypatch.setitem(limit_hermite.ENTRIES, "cpu", 1)
     torch.testing.assert_close(limit_kernel(net, x), whole, rtol=1e-12, atol=0)
+
+
+class Peak(TorchDispatchMode):
+    """The largest number of bytes of the tensors that exist at once, of those that are made in this context."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.live = self.most = 0
+        self._known: set[int] = set()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = func(*args, **(kwargs or {}))
+        given = {id(t.untyped_storage()) for t in tree_leaves((args, kwargs)) if isinstance(t, Tensor)}
+        for t in tree_leaves(out):
+            if isinstance(t, Tensor) and id(t.untyped_storage()) not in given | self._known:
+                storage = t.untyped_storage()
+                self._known.add(id(storage))
+                self.live += storage.nbytes()
+                self.most = max(self.most, self.live)
+                weakref.finalize(storage, self._gone, id(storage), storage.nbytes())
+        return out
+
+    def _gone(self, name: int, size: int) -> None:
+        self._known.discard(name)
+        self.live -= size
+
+
+def test_memory_of_a_series() -> None:
+    """65536 scales have 209 values of an activation each, which would be 110 MB for each copy of them."""
+    positions = 1 << 15
+    scales = torch.linspace(0.1, 1, positions, dtype=torch.float64)[:, None]
+    below = torch.full((positions, 1, 1), 0.3, dtype=torch.float64)
+    with Peak() as peak:
+        DUALS["tanh"](Covariance(scales, scales, below, 2 - below))
+    assert 1 << 20 < peak.most < pairwise.DEFAULT["cpu"]
 
 
 # ── distances by coordinates, and blocks ───────────────────────────────────────────────────────────────────────────

@@ -119,10 +119,12 @@ def variance_of(name: str, w: Tensor, rule: Variances, module: nn.Module | None)
             return variance
     if isinstance(module, nn.Embedding) and _normal(w):
         return 1.0
+    known = isinstance(module, (*_DENSE, nn.Embedding))
+    reason = "has not been initialised as torch does by default" if known else "has no default initialisation"
     raise ModelError(
-        f"Parameter {name!r} has not been initialised as torch does by default, so the variance of its entries is"
-        f' unknown; pass variances={{"{name}": …}}, a function of the name and the parameter, or'
-        ' variances="measured" for the mean square of its entries.'
+        f"Parameter {name!r} {reason}, so the variance of its entries is unknown; pass variances="
+        f'{{"{name}": …}}, a function of the name and the parameter, or variances="measured" for the mean square of its'
+        " entries."
     )
 
 
