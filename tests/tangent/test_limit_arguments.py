@@ -22,7 +22,14 @@ from torch.utils._pytree import tree_leaves
 
 from lazyscope.errors import InputError, ModelError
 from lazyscope.model.base import Model
-from lazyscope.tangent import direction, limit_hermite, limit_kernel, limit_kernel_dense, pairwise
+from lazyscope.tangent import (
+    direction,
+    limit_hermite,
+    limit_kernel,
+    limit_kernel_convolution,
+    limit_kernel_dense,
+    pairwise,
+)
 from lazyscope.tangent.limit_covariance import Covariance
 from lazyscope.tangent.limit_duals import DUALS, Kinked
 from lazyscope.tangent.limit_variances import variance_of
@@ -182,6 +189,16 @@ def test_half_precision_is_computed_in_float32(dtype: torch.dtype, hidden: type[
         assert torch.equal(half, single.to(dtype))
 
 
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_parametric_forms_in_half_precision(dtype: torch.dtype) -> None:
+    dense, images = normal(4, 7).to(dtype), normal(3, 2, 5, 4).to(dtype)
+    for kernel, x in ((limit_kernel_dense, dense), (limit_kernel_convolution, images)):
+        half = kernel(x, depth=3, bias_variance=0.1)
+        assert torch.equal(half, kernel(x.float(), depth=3, bias_variance=0.1).to(dtype))
+    with pytest.raises(ModelError, match="limit kernel"):
+        limit_kernel_dense(torch.full((1, 2), 1e3, dtype=torch.float16))  # 10⁶ is too large for float16
+
+
 # ── precision and range ────────────────────────────────────────────────────────────────────────────────────────────
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_abs_near_opposite_inputs(dtype: torch.dtype) -> None:
@@ -291,7 +308,7 @@ class Peak(TorchDispatchMode):
     """The largest number of bytes of the tensors that exist at once, of those that are made in this context."""
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.live = self.most = 0
         self._known: set[int] = set()
 

@@ -57,7 +57,8 @@ def by_blocks(
         x1: The inputs, of shape (n1, …).
         x2: The other inputs, of shape (n2, …). `None` uses `x1`, and then only blocks on and above the diagonal are
             computed.
-        numbers: The number of entries of the dtype of `x1` that exist at once per pair while its block is computed.
+        numbers: The number of entries that exist at once per pair while its block is computed. They have the dtype of
+            `x1`, or float32 if that is float16 or bfloat16.
         memory: A bound on the bytes of these entries, as a number or a string such as "2GB". A block has at least one
             pair.
         title: What is computed, for the progress bar and for error messages.
@@ -75,9 +76,14 @@ def by_blocks(
     others = x1 if x2 is None else x2
     followed = torch.is_grad_enabled() and (x1.requires_grad or others.requires_grad)
     sizes = len(x1), None if x2 is None else len(x2)
-    side = math.isqrt(working_memory(memory, x1.device) // (numbers * x1.element_size()))
+    wide = torch.promote_types(x1.dtype, torch.float32)
+    side = math.isqrt(working_memory(memory, x1.device) // (numbers * wide.itemsize))
     side = side if largest is None else min(side, largest)
-    return by_slices(lambda i, j: block(x1[i], others[j]), sizes, x1.new_empty(0), side, followed, title)
+
+    def rounded(i: slice, j: slice) -> Tensor:
+        return block(x1[i].to(wide), others[j].to(wide)).to(x1.dtype)
+
+    return by_slices(rounded, sizes, x1.new_empty(0), side, followed, title)
 
 
 def by_slices(
