@@ -74,8 +74,8 @@ def limit_kernel_dense(
 
     The result is accurate to the rounding of its dtype, also near x = ±x', where the angle between the inputs is not
     differentiable; for float16 and bfloat16 it is computed in float32 and rounded. The result can be differentiated by
-    autograd; at x = ±x', where the NTK of the ReLU has a kink like that of |x - x'|, the derivative of the kink is taken
-    to be 0.
+    autograd; at x = ±x', where the NTK of the ReLU has a kink like that of |x - x'|, the derivative of the kink is
+    taken to be 0.
 
     Args:
         x1: The inputs, of shape (n1, d).
