@@ -1,7 +1,8 @@
-"""Every callable that `lazyscope` or one of its packages exports documents its arguments."""
+"""Every callable that `lazyscope` or one of its packages exports documents its arguments, and all examples run."""
 
 from __future__ import annotations
 
+import doctest
 import importlib
 from collections.abc import Iterator
 from pathlib import Path
@@ -85,3 +86,42 @@ def _described(target: griffe.Function | griffe.Class) -> set[str]:
 def test_parameters_are_described(package: str) -> None:
     missing = [line for target in exported(package) for line in undocumented(target)]
     assert not missing, "\n".join(missing)
+
+
+# ── examples ───────────────────────────────────────────────────────────────────────────────────────────────────────
+def examples(target: griffe.Object) -> Iterator[griffe.Object]:
+    """Yield the target and its members that are defined in it, if their docstrings contain examples."""
+    if target.docstring is not None and ">>>" in target.docstring.value:
+        yield target
+    for member in target.members.values():
+        if not isinstance(member, griffe.Alias) and not isinstance(member, griffe.Module):
+            yield from examples(member)
+
+
+def modules(package: griffe.Module) -> Iterator[griffe.Module]:
+    """Yield a package and all modules in it."""
+    yield package
+    for module in package.modules.values():
+        if isinstance(module, griffe.Module):
+            yield from modules(module)
+
+
+EXAMPLES = {module.path: found for module in modules(PACKAGE) if (found := list(examples(module)))}
+
+
+def test_examples_are_found() -> None:
+    assert "lazyscope.tangent.limit.limit_kernel" in [each.path for each in EXAMPLES["lazyscope.tangent.limit"]]
+    assert sum(map(len, EXAMPLES.values())) > 100
+
+
+@pytest.mark.parametrize("path", EXAMPLES)
+def test_examples(path: str) -> None:
+    """Run the docstrings of a module as `doctest` does, also those that a decorator hides from it."""
+    module = importlib.import_module(path)
+    runner, report = doctest.DocTestRunner(), list[str]()
+    for target in EXAMPLES[path]:
+        assert target.docstring is not None
+        text, line = target.docstring.value, target.docstring.lineno
+        test = doctest.DocTestParser().get_doctest(text, dict(vars(module)), target.path, str(target.filepath), line)
+        runner.run(test, out=report.append)
+    assert not runner.failures, "".join(report)

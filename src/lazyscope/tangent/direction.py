@@ -8,9 +8,20 @@ from torch import Tensor
 GATHERED = 1 << 20, 1 << 24
 """Lower and upper bounds on the numbers copied at once for nearly parallel pairs; in between, one for each pair."""
 
+FEW = {"cpu": 4, "cuda": 64}
+"""The largest number of coordinates whose differences are computed one coordinate after the other.
+
+Otherwise `torch.cdist` is faster. On a GPU, it uses a group of threads for each pair, most of which then have no work.
+"""
+
 
 def half_distance(u: Tensor, v: Tensor) -> Tensor:
     """Compute |u - v|²/2 from differences, since a matrix product would cancel where u is close to v."""
+    if u.shape[-1] <= FEW.get(u.device.type, FEW["cpu"]):
+        total = (u[..., :, None, 0] - v[..., None, :, 0]).square_()
+        for i in range(1, u.shape[-1]):
+            total = total.addcmul_(*[u[..., :, None, i] - v[..., None, :, i]] * 2)
+        return total.mul_(0.5)
     return torch.cdist(u, v, compute_mode="donot_use_mm_for_euclid_dist").square() / 2
 
 

@@ -13,10 +13,10 @@ from torch import Tensor, fx, nn
 from lazyscope._typing import Inputs
 from lazyscope.ambient import without_autocast
 from lazyscope.errors import InputError, ModelError
-from lazyscope.memory import Memory, default_memory, parse_memory
+from lazyscope.memory import Memory
 from lazyscope.model.base import Model
 from lazyscope.model.increment.fused import on_gpu
-from lazyscope.model.inputs import check_inputs
+from lazyscope.model.inputs import check_inputs, flatten
 from lazyscope.tangent.limit_convolution import fusible, limit_kernel_convolution
 from lazyscope.tangent.limit_dense import NUMBERS, Kind
 from lazyscope.tangent.limit_field import Field
@@ -24,8 +24,8 @@ from lazyscope.tangent.limit_graph import LINEAR, NORMS, LimitGraph, refused, sh
 from lazyscope.tangent.limit_rules import dual_of, interpret
 from lazyscope.tangent.limit_run import Key, Run, Site
 from lazyscope.tangent.limit_stack import convolution_stack
-from lazyscope.tangent.limit_variances import Variances, variance_of
-from lazyscope.tangent.pairwise import DEFAULT, by_slices
+from lazyscope.tangent.limit_variances import Named, Variances, checked_variances, variance_of
+from lazyscope.tangent.pairwise import by_slices, working_memory
 
 aten = torch.ops.aten
 
@@ -60,8 +60,9 @@ def limit_kernel(
 
     **Operations.** `Linear`, `Conv1d` and `Conv2d` with any stride, zero padding and dilation, and with groups of many
     channels; `Embedding` as the first layer; parameters that are added, such as embeddings of positions; ReLU, leaky
-    ReLU, abs, erf, sin and cos in closed form; GELU, tanh, sigmoid, SiLU and softplus by Hermite series, with a
-    relative error below 10⁻¹⁰; average pooling, means and sums over positions; reshapes, flattening, transposing and
+    ReLU, abs, erf, GELU, sin and cos in closed form; tanh, sigmoid, SiLU and softplus by Hermite series, with a
+    relative error below 10⁻¹⁰, if the standard deviation of their inputs is at most 3.5 for tanh, 7 for sigmoid and
+    SiLU, and 9 for softplus; average pooling, means and sums over positions; reshapes, flattening, transposing and
     slices; residual sums; concatenation of channels; products with numbers; `LayerNorm` over the channels, before or
     after an activation; batch normalisation in evaluation mode with the moments of its initialisation. Dropout is
     replaced by its expectation, the identity. Softmax attention is computed with logits q·k/d instead of q·k/√d, where
@@ -82,43 +83,49 @@ def limit_kernel(
     **Precision.** For networks of linear layers, convolutions, ReLU, leaky ReLU and abs without averages before an
     activation, the result is accurate to the rounding of the dtype of the inputs, also near x = ±x'. Others are
     computed in float64, with an error of at most 10⁻⁷ of the largest entry for nearly parallel inputs and 10⁻¹⁰
-    elsewhere.
+    elsewhere. Kernels of modules in float16 and bfloat16 are computed in float32, and rounded at the end.
 
     Args:
-        net: The module. Its hidden widths only matter for the default variances of some layers and in the standard
-            parametrisation.
+        net: The module, or a `Model` of a module or of a function. Its hidden widths only matter for the default
+            variances of some layers and in the standard parametrisation.
         x1: The inputs of n1 points.
-        x2: The inputs of n2 points. `None` uses `x1`.
+        x2: The inputs of n2 points, with the same shapes as those of `x1` but for the number of points. `None` uses
+            `x1`.
         kind: The kernel to compute: "ntk" or "nngp".
         variances: The variance of the entries of each parameter. "default" uses that of torch's default initialisation
-            for `Linear`, `Conv1d`, `Conv2d` and `Embedding`, and refuses parameters whose mean square differs from it
-            by more than six standard errors, unless they are 0. "measured" uses the mean square of the present entries.
-            A dictionary gives the variances of some parameters by name, and "default" is used for the others. A
-            function of the name and the parameter gives all of them.
+            for `Linear`, `Conv1d`, `Conv2d` and `Embedding`, and refuses parameters whose largest entry or mean square
+            is unlikely for it (a chance of about 10⁻⁶), unless they are 0. Few entries do not show how they were
+            drawn. "measured" uses the mean square of the present entries. A dictionary gives the variances of some
+            parameters by name, and "default" is used for the others. A function of the name and the parameter gives
+            all of them.
         parametrisation: "ntk" or "standard".
         memory: The approximate number of bytes to use in addition to the result, as a number or a string such as
-            "2GB". The default is 32 MiB on a CPU and 4 GiB on a GPU. At least one pair of inputs is processed at a
-            time.
+            "2GB". The default is 32 MiB on a CPU and, on a GPU, an eighth of its memory or 4 GiB if that is more. At
+            least one pair of inputs is processed at a time.
 
     Returns:
         The kernel, of shape (n1, n2).
 
     Raises:
         OperationError: If the module contains an operation whose limit is not known; the message names it.
-        ModelError: If a parameter is used more than once, or its variance is unknown.
-        InputError: If the inputs or the memory bound are invalid, or the result does not fit into memory.
+        ModelError: If `net` is not a module or a `Model`, a parameter is used more than once, its variance is unknown,
+            or the inputs of a tanh, sigmoid, SiLU or softplus are too large.
+        InputError: If the inputs, the variances or the memory bound are invalid, or the result does not fit into
+            memory.
 
     Example:
         >>> net = nn.Sequential(nn.Linear(2, 64), nn.ReLU(), nn.Linear(64, 1)).double()
         >>> x = torch.tensor([[1.0, 0.0], [0.0, 1.0]], dtype=torch.float64)
         >>> limit_kernel(net, x)
-        tensor([[0.2274, 0.1368],
-                [0.1368, 0.2274]], dtype=torch.float64)
+        tensor([[0.1163, 0.0576],
+                [0.0576, 0.1163]], dtype=torch.float64)
     """
     if kind not in ("ntk", "nngp") or parametrisation not in ("ntk", "standard"):
         raise InputError('kind must be "ntk" or "nngp", and parametrisation "ntk" or "standard"; choose one of them.')
-    for x in (x1,) if x2 is None else (x1, x2):
-        check_inputs(x)
+    check_inputs(x1)
+    if x2 is not None:
+        check_inputs(x2)
+        _check_alike(x1, x2)
     graph, sites = _read(net, x1, variances, parametrisation)
     return _Kernel(graph, sites, kind == "ntk").compute(x1, x2, memory)
 
@@ -144,12 +151,32 @@ def _read(
 ) -> tuple[LimitGraph, dict[fx.Node, Site]]:
     """Trace the module on the first input, and find the variances of its layers."""
     if not isinstance(net, nn.Module | Model):
-        raise ModelError(f"limit_kernel takes a module or a Model, not {type(net).__name__}; pass one of them.")
-    module = net if isinstance(net, nn.Module) else None
+        raise ModelError(
+            f"limit_kernel takes a module or a lazyscope.Model, not {type(net).__name__}; pass Model(f, params)."
+        )
     model = net if isinstance(net, Model) else Model(_without_dropout(net))
-    names = dict(module.named_parameters()) if module is not None else {}
-    graph = LimitGraph.of(model, x, {name for name, w in names.items() if not w.requires_grad})
-    return graph, _sites(graph, module, variances, parametrisation)
+    module = dict(model.submodules()).get("")
+    names = [*model.params] if module is None else [name for name, _ in module.named_parameters()]
+    rule = checked_variances(variances, names)
+    graph = LimitGraph.of(model, x, set(names) - set(model.params))
+    sites = _sites(graph, module, rule, parametrisation)
+    if isinstance(rule, Named):
+        rule.check()
+    return graph, sites
+
+
+def _check_alike(x1: Inputs, x2: Inputs) -> None:
+    """Check that two sets of inputs have the same structure, shapes, dtypes and devices."""
+    (keys, ones), (others, twos) = flatten(x1), flatten(x2)
+    kinds = [[(tuple(t.shape[1:]), t.dtype, t.device) for t in each] for each in (ones, twos)]
+    if keys != others:
+        raise InputError("x1 and x2 must have the same tuples, dictionaries and constants; pass both in the same way.")
+    if kinds[0] != kinds[1]:
+        texts = [", ".join(f"{tuple(t.shape)} in {t.dtype} on {t.device}" for t in each) for each in (ones, twos)]
+        raise InputError(
+            f"x1 and x2 must be alike but for their numbers of points, and are {texts[0]} and {texts[1]}; convert or"
+            " crop one of them."
+        )
 
 
 def _without_dropout(net: nn.Module) -> nn.Module:
@@ -236,7 +263,8 @@ class _Kernel:
         self._graph, self._sites, self._tangent = graph, sites, tangent
         hidden = [node for node in graph.nodes if graph.classes.get(node) == "hidden"]
         duals = [dual_of(node) for node in hidden]
-        self._wide = graph.own_moments or any(dual is not None and dual.smooth for dual in duals)
+        wide = graph.own_moments or any(dual is not None and dual.smooth for dual in duals)
+        self._dtype = torch.float64 if wide else torch.promote_types(shape_dtype(graph), torch.float32)
 
     def compute(self, x1: Inputs, x2: Inputs | None, memory: Memory | None) -> Tensor:
         first = self._evaluated(x1)
@@ -246,12 +274,9 @@ class _Kernel:
         stack = convolution_stack(self._graph, self._sites) if on_gpu(kernels[0]) else None
         if stack is not None and fusible(kernels, stack.options["kernel_size"]):
             images = first[stack.inputs], None if x2 is None else second[stack.inputs]
-            return limit_kernel_convolution(
-                *images, kind="ntk" if self._tangent else "nngp", memory=memory, **stack.options
-            )
-        bound = parse_memory(memory) or default_memory(device, DEFAULT)
-        itemsize = 8 if self._wide else dtype.itemsize
-        side = math.isqrt(bound // (NUMBERS * self._numbers() * itemsize))
+            kind: Kind = "ntk" if self._tangent else "nngp"
+            return limit_kernel_convolution(*images, kind=kind, memory=memory, **stack.options).to(dtype)
+        side = math.isqrt(working_memory(memory, device) // (NUMBERS * self._numbers() * self._dtype.itemsize))
         own = None
         if self._graph.own_moments:
             step = max(1, side * side)
@@ -262,10 +287,10 @@ class _Kernel:
 
         def block(i: slice, j: slice) -> Tensor:
             left, right = ({node: t[i][None] for node, t in first.items()}, {n: t[j][None] for n, t in second.items()})
-            cut = None
+            cut: tuple[dict[fx.Node, Tensor], dict[fx.Node, Tensor]] = ({}, {})
             if own is not None:
                 cut = {n: t[i] for n, t in own[0].items()}, {n: t[j] for n, t in own[1].items()}
-            run = Run(self._graph, self._sites, self._tangent, left, right, cut if own is not None else ({}, {}))
+            run = Run(self._graph, self._sites, self._tangent, left, right, cut, self._dtype)
             return self._finished(run).to(dtype)
 
         followed = torch.is_grad_enabled() and any(each.requires_grad for each in kernels)
@@ -274,7 +299,7 @@ class _Kernel:
 
     def _evaluated(self, x: Inputs) -> dict[fx.Node, Tensor]:
         found = self._graph.evaluate(x)
-        return {n: t.double() if self._wide and t.is_floating_point() else t for n, t in found.items()}
+        return {n: t.to(self._dtype) if t.is_floating_point() else t for n, t in found.items()}
 
     def _numbers(self) -> int:
         """The largest number of positions, or of pairs of positions, of a hidden node."""
@@ -292,7 +317,7 @@ class _Kernel:
         found: dict[Key, list[Tensor]] = {}
         for start in range(0, n, step):
             rows = {node: t[start : start + step, None] for node, t in side.items()}
-            run = Run(self._graph, self._sites, False, rows, rows)
+            run = Run(self._graph, self._sites, False, rows, rows, None, self._dtype)
             self._finished(run)
             for key, t in run.found.items():
                 found.setdefault(key, []).append(t)

@@ -15,16 +15,16 @@ from torch.nn.functional import pad
 
 from lazyscope.ambient import without_autocast
 from lazyscope.errors import ModelError
-from lazyscope.memory import Memory, default_memory, parse_memory
+from lazyscope.memory import Memory
 from lazyscope.model.increment.fused import on_gpu
 from lazyscope.tangent.limit_covariance import Covariance
 from lazyscope.tangent.limit_dense import NUMBERS, Kind, Layout, PerLayer, check_inputs, recursion, stack
 from lazyscope.tangent.limit_duals import Dual, find_dual
 from lazyscope.tangent.limit_field import Window
-from lazyscope.tangent.pairwise import DEFAULT, by_blocks
+from lazyscope.tangent.pairwise import SIDE, by_blocks, working_memory
 
-BLOCKS = {"flattened": 4096, "pooled": 256}
-"""The number of rows and columns of a block of the GPU program: enough to keep it busy, and few below the diagonal."""
+BLOCKS = {"flattened": SIDE, "pooled": 256}
+"""The number of rows and columns of a block of the GPU program."""
 
 
 @without_autocast
@@ -111,8 +111,7 @@ def limit_kernel_convolution(
     if fused:
         from lazyscope.tangent.triton_limit import image_bytes
 
-        bound = parse_memory(memory) or default_memory(x1.device, DEFAULT)
-        images = bound // (2 * image_bytes(x1, depth, kernel_size, pooled))
+        images = working_memory(memory, x1.device) // (2 * image_bytes(x1, depth, kernel_size, pooled))
         numbers, largest = 2, max(1, min(images, BLOCKS["pooled" if pooled else "flattened"]))
     else:
         numbers, largest = NUMBERS * (positions**2 if pooled else positions), None

@@ -16,7 +16,7 @@ from lazyscope._typing import Number
 from lazyscope.tangent.direction import half_distance, refined
 
 FEW = 4
-"""The largest number of coordinates whose differences are computed for all pairs."""
+"""The largest number of channels of the inputs whose differences are computed for all pairs."""
 
 
 @final
@@ -42,7 +42,7 @@ class Covariance:
         sizes = _length(u), _length(v)
         left, right = (_over(vectors, size) for vectors, size in zip((u, v), sizes, strict=True))
         if u.shape[-1] <= FEW:
-            return Covariance(*sizes, _half_distance(left, right), _half_distance(left, -right))
+            return Covariance(*sizes, half_distance(left, right), half_distance(left, -right))
         cosine = left @ right.mT
         below, above = refined(1 - cosine, left, right), refined(1 + cosine, left, -right)
         return Covariance(*sizes, below, above)
@@ -154,14 +154,6 @@ def _length(u: Tensor) -> Tensor:
 def _over(u: Tensor, length: Tensor) -> Tensor:
     direction: Tensor = u / length[..., None].clamp(min=torch.finfo(u.dtype).tiny)
     return direction
-
-
-def _half_distance(u: Tensor, v: Tensor) -> Tensor:
-    """Compute |u - v|²/2 coordinate by coordinate; torch multiplies many matrices with few columns slowly."""
-    total = (u[..., :, None, 0] - v[..., None, :, 0]).square_()
-    for i in range(1, u.shape[-1]):
-        total = total.addcmul_(*[u[..., :, None, i] - v[..., None, :, i]] * 2)
-    return total.mul_(0.5)
 
 
 def _left(covariance: Covariance) -> Tensor:

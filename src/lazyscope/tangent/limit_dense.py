@@ -73,30 +73,33 @@ def limit_kernel_dense(
     variance 1; its general form, with E‖a‖² and E(b²), is `weight_variance=(E‖a‖²/d, E(b²)), weight_rate=1`.
 
     The result is accurate to the rounding of its dtype, also near x = ±x', where the angle between the inputs is not
-    differentiable. The result can be differentiated by autograd; at x = ±x', where the NTK of the ReLU has a kink like
-    that of |x - x'|, the derivative of the kink is taken to be 0.
+    differentiable; for float16 and bfloat16 it is computed in float32 and rounded. The result can be differentiated by
+    autograd; at x = ±x', where the NTK of the ReLU has a kink like that of |x - x'|, the derivative of the kink is
+    taken to be 0.
 
     Args:
         x1: The inputs, of shape (n1, d).
         x2: Other inputs, of shape (n2, d). `None` uses `x1`.
         depth: The number of layers of weights; 2 means one hidden layer.
         activation: The activation between the layers: "relu", "abs", "erf", "sin", "cos", "gelu", "tanh", "sigmoid",
-            "silu", "softplus" or a `Dual`.
+            "silu", "softplus" or a `Dual`. The standard deviation of the inputs of an activation must be at most 3.5
+            for tanh, 7 for sigmoid and SiLU, and 9 for softplus.
         kind: The kernel to compute: "ntk" or "nngp".
         weight_variance: The variance σ_w², one number for all layers or one for each layer.
         bias_variance: The variance σ_b², one number for all layers or one for each layer.
         weight_rate: The rate ρ_w. `None` uses `weight_variance`.
         bias_rate: The rate ρ_b. `None` uses `bias_variance`.
         memory: The approximate number of bytes to use in addition to the result, as a number or a string such as
-            "2GB". The default is 32 MiB on a CPU and 4 GiB on a GPU. A smaller value uses smaller blocks and gives the
-            same result. Autograd needs more memory.
+            "2GB". The default is 32 MiB on a CPU and, on a GPU, an eighth of its memory or 4 GiB if that is more. A
+            smaller value uses smaller blocks and gives the same result. Autograd needs more memory.
 
     Returns:
         The kernel, of shape (n1, n2).
 
     Raises:
         InputError: If the inputs or the memory bound are invalid, or the result does not fit into memory.
-        ModelError: If the depth, the activation, a variance or a rate is invalid.
+        ModelError: If the depth, the activation, a variance or a rate is invalid, or the inputs of an activation are
+            too large.
 
     Example:
         >>> x = torch.tensor([[1.0, 0.0], [0.0, 1.0]], dtype=torch.float64)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable
@@ -13,6 +12,7 @@ from torch import Tensor
 
 from lazyscope.errors import ModelError
 from lazyscope.tangent.limit_covariance import Covariance
+from lazyscope.tangent.limit_hermite import Rule, coefficients, entries, find_rule, polynomial
 
 
 class Dual(ABC):
@@ -35,7 +35,9 @@ class Kinked(Dual):
     """The function u for u > 0 and αu for u < 0: the ReLU, the leaky ReLU and the absolute value.
 
     It is pu + m|u| with p = (1+α)/2 and m = (1-α)/2. For normal u and v at the angle φ, u and |v| are uncorrelated,
-    E|uv| = |u||v| (sin φ + (π/2-φ) cos φ)·2/π and E[sign u sign v] = 1 - 2φ/π (Cho, Saul, 2009, n = 1 and 0).
+    E|uv| = |u||v| (sin φ + (π/2-φ) cos φ)·2/π and E[sign u sign v] = 1 - 2φ/π (Cho, Saul, 2009, n = 1 and 0). Since
+    E|uv| is the same for φ and π-φ, its distance from |u||v| is computed from the smaller one if α < 0, where c = -1
+    can become close to 1.
 
     Args:
         negative: The slope α for u < 0.
@@ -51,11 +53,18 @@ class Kinked(Dual):
         total = even + odd
         near, far = covariance.half_sines
         angle = 2 * torch.atan2(near, far)
-        # sin φ = √((1-c)(1+c)) and cos φ = 1 - (1-c); the new correlation is 1 - O(φ²).
-        bend = (near * far - angle * (1 - covariance.below)) * (2 / math.pi)
-        below = (covariance.below - (even / total) * bend).clamp(min=0)
-        # For an α of at least 0 that is not 0, c = -1 can remain close to -1, so 1 + c is a sum of positive terms.
-        above = 2 - below if odd == even else (odd * covariance.above + even * (2 - covariance.below + bend)) / total
+        if even > odd:
+            close = torch.minimum(covariance.below, covariance.above)
+            apart = close - _bend(near, far, 2 * torch.atan2(torch.minimum(near, far), torch.maximum(near, far)), close)
+            apart = apart.clamp(min=0)
+            below = (odd * covariance.below + even * apart) / total
+            above = (odd * covariance.above + even * (2 - apart)) / total
+        else:
+            bend = _bend(near, far, angle, covariance.below)
+            below = (covariance.below - (even / total) * bend).clamp(min=0)
+            # For an α of at least 0 that is not 0, c = -1 can remain close to -1, so 1 + c is a sum of positive terms.
+            whole = odd * covariance.above + even * (2 - covariance.below + bend)
+            above = 2 - below if odd == even else whole / total
         slope = total - (2 * even / math.pi) * angle
         left, right = covariance.left, covariance.right
         if not bool((left > 0).all()) or not bool((right > 0).all()):
@@ -65,6 +74,12 @@ class Kinked(Dual):
 
     def mean(self, scale: Tensor) -> Tensor:
         return math.sqrt(self._even * 2 / math.pi) * self._sign * scale
+
+
+def _bend(near: Tensor, far: Tensor, angle: Tensor, below: Tensor) -> Tensor:
+    """Compute (sin φ - φ cos φ)·2/π = O(φ³), where sin φ = √((1-c)(1+c)) and cos φ = 1 - (1-c)."""
+    bend: Tensor = (near * far - angle * (1 - below)) * (2 / math.pi)
+    return bend
 
 
 def Relu() -> Kinked:
@@ -135,11 +150,34 @@ class Wave(_Smooth):
         return torch.exp(-scale.square() / 2) if self._even else torch.zeros_like(scale)
 
 
-TAIL = 1e-12
-"""The bound on the relative tail of a Hermite series."""
+@final
+class Gelu(_Smooth):
+    """The function u·P(z < u) for standard normal z (Tsuchida, Pearce, van der Heide, Roosta, Gallagher, 2021).
 
-MOST = 1500
-"""The largest degree of a Hermite series."""
+    With k = E[uv], D = (1+E[u²])(1+E[v²]) - k² and φ = arctan(k/√D),
+
+        E[σσ] = k/4 + (kφ + (k² + E[u²]E[v²]D)/((D + k²)√D))/2π,
+        E[σ'σ'] = 1/4 + (φ + (1/D + (1 - E[u²]E[v²])/(D + k²) + 1) k/√D)/2π.
+    """
+
+    def moments(self, covariance: Covariance) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        q1, q2 = covariance.left.square(), covariance.right.square()
+        a, b = q1[..., :, None], q2[..., None, :]
+        k = covariance.product
+        gap = 1 + a + b + a * b * covariance.below * covariance.above  # D without cancellation
+        root, whole, angle = gap.sqrt(), (1 + a) * (1 + b), torch.atan2(k, gap.sqrt())
+        product = k / 4 + (k * angle + (k.square() + a * b * gap) / (whole * root)) / (2 * math.pi)
+        slope = 0.25 + (angle + (1 / gap + (1 - a * b) / whole + 1) * k / root) / (2 * math.pi)
+        return product, slope, self._second(q1), self._second(q2)
+
+    @staticmethod
+    def _second(q: Tensor) -> Tensor:
+        """Compute E[σ(u)²] for u of variance q."""
+        root = (1 + 2 * q).sqrt()
+        return q / 4 + q * (torch.atan2(q, root) / 2 + q / ((1 + q) * root)) / math.pi
+
+    def mean(self, scale: Tensor) -> Tensor:
+        return scale.square() / (2 * math.pi * (1 + scale.square())).sqrt()
 
 
 @final
@@ -154,92 +192,59 @@ class Series(_Smooth):
     Args:
         function: The activation σ.
         slope: Its derivative σ'.
-        width: The distance of the singularities of σ from the real axis, or within which an entire σ is moderate.
+        width: The distance of the singularities of σ from the real axis.
+        reach: The largest scale for which `MOST` terms are sufficient.
     """
 
-    def __init__(self, function: Callable[[Tensor], Tensor], slope: Callable[[Tensor], Tensor], width: float) -> None:
-        self._function, self._slope, self._width = function, slope, width
+    def __init__(
+        self, function: Callable[[Tensor], Tensor], slope: Callable[[Tensor], Tensor], width: float, reach: float
+    ) -> None:
+        self._function, self._slope, self._width, self._reach = function, slope, width, reach
 
     def moments(self, covariance: Covariance) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         left, right = covariance.left, covariance.right
-        largest = (
-            max(float(left.detach().max()), float(right.detach().max())) if left.numel() and right.numel() else 1.0
+        *positions, n1 = left.shape
+        n2 = right.shape[-1]
+        rule = self._rule(left, right)
+        flat = left.reshape(-1, n1), right.reshape(-1, n2), (1 - covariance.below).reshape(-1, n1, n2)
+        step = max(1, entries(left) // max(1, n1 * n2, 64 * (n1 + n2)))  # each scale has some hundred coefficients
+        parts = [self._some(a, b, c, rule) for a, b, c in zip(*(t.split(step) for t in flat), strict=True)]
+        product, slope, first, second = (torch.cat(each) for each in zip(*parts, strict=True))
+        return (
+            product.reshape(*positions, n1, n2),
+            slope.reshape(*positions, n1, n2),
+            first.reshape(left.shape),
+            second.reshape(right.shape),
         )
-        rule = _rule(self._step(largest))
-        correlation = 1 - covariance.below
+
+    def _some(
+        self, left: Tensor, right: Tensor, correlation: Tensor, rule: Rule
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """Compute the moments for some of the positions."""
         found, own = [], []
         for function in (self._function, self._slope):
-            a, b = self._coefficients(function, left, right, rule)
-            found.append(_polynomial(a, b, correlation))
+            a, b = coefficients(function, left, right, rule)
+            found.append(polynomial(a, b, correlation))
             own.append([each.square().sum(-1) for each in (a, b)])
         return found[0], found[1], own[0][0], own[0][1]
 
     def mean(self, scale: Tensor) -> Tensor:
-        rule = _rule(self._step(float(scale.detach().max()) if scale.numel() else 1.0))
-        return self._function(scale[..., None] * rule.nodes.to(scale)) @ rule.weights.to(scale)
+        rule = self._rule(scale)
+        nodes, weights = rule.nodes.to(scale), rule.weights.to(scale)
+        some = scale.reshape(-1).split(max(1, entries(scale) // len(nodes)))
+        return torch.cat([self._function(each[:, None] * nodes) @ weights for each in some]).reshape(scale.shape)
 
-    def _step(self, largest: float) -> float:
-        """The step of the trapezoidal rule for scales up to `largest`."""
+    def _rule(self, *scales: Tensor) -> Rule:
+        """The trapezoidal rule for the given scales."""
+        largest = max((float(scale.detach().max()) for scale in scales if scale.numel()), default=1.0)
+        if largest > self._reach:
+            raise ModelError(
+                f"The standard deviation of the inputs of an activation is {largest:.3g}, and its Hermite series has"
+                f" been tested up to {self._reach:g}; normalise the inputs, or use smaller weights."
+            )
         # e^{-z²/2} restricts the strip to a width of at most √(2·40); exp(-2πw/h) is below 10⁻¹⁷ at w/h = 6.25.
         width = min(1.5, self._width / max(largest, 1e-300))
-        return 2.0 ** math.floor(math.log2(width / 6.25))
-
-    def _coefficients(
-        self, function: Callable[[Tensor], Tensor], left: Tensor, right: Tensor, rule: Rule
-    ) -> tuple[Tensor, Tensor]:
-        nodes, weights = rule.nodes.to(left), rule.weights.to(left)
-        values = [function(scale[..., None] * nodes) * weights.sqrt() for scale in (left, right)]
-        wholes = [value.detach().square().sum(-1) for value in values]
-        degree = 16
-        while True:
-            basis = rule.hermite(degree).to(left)
-            found = [value @ basis.T for value in values]
-            tails = [
-                float(((w - a.detach().square().sum(-1)) / w.clamp(min=1e-300)).max()) if w.numel() else 0.0
-                for w, a in zip(wholes, found, strict=True)
-            ]
-            if max(tails) < TAIL:
-                return found[0], found[1]
-            if degree >= MOST:
-                raise ModelError(
-                    "The Hermite series of an activation does not converge because the variance of its inputs is too"
-                    " large; normalise the inputs, or use smaller weights."
-                )
-            degree = min(2 * degree, MOST)
-
-
-class Rule:
-    """The trapezoidal rule for the normal density, and the Hermite functions at its nodes.
-
-    Args:
-        step: The distance between nodes.
-    """
-
-    def __init__(self, step: float) -> None:
-        count = math.ceil(13 / step)  # the density beyond 13 is below 10⁻³⁶
-        self.nodes = torch.arange(-count, count + 1, dtype=torch.float64, device="cpu") * step
-        self.weights = step * torch.exp(-self.nodes.square() / 2) / math.sqrt(2 * math.pi)
-        self._rows = [self.weights.sqrt(), self.nodes * self.weights.sqrt()]
-
-    def hermite(self, degree: int) -> Tensor:
-        """h_k times the root of the weights, for k < degree, one row for each k."""
-        while len(self._rows) < degree:
-            k = len(self._rows) - 1
-            self._rows.append((self.nodes * self._rows[-1] - math.sqrt(k) * self._rows[-2]) / math.sqrt(k + 1))
-        return torch.stack(self._rows[:degree])
-
-
-@functools.cache
-def _rule(step: float) -> Rule:
-    return Rule(step)
-
-
-def _polynomial(a: Tensor, b: Tensor, correlation: Tensor) -> Tensor:
-    """Compute Σ_k a_k b_k cᵏ by Horner's rule."""
-    result = torch.zeros_like(correlation)
-    for k in reversed(range(a.shape[-1])):
-        result = result * correlation + a[..., k][..., :, None] * b[..., k][..., None, :]
-    return result
+        return find_rule(2.0 ** math.floor(math.log2(width / 6.25)))
 
 
 def _sigmoid_slope(z: Tensor) -> Tensor:
@@ -251,21 +256,10 @@ def _silu_slope(z: Tensor) -> Tensor:
     return slope
 
 
-def _gelu_slope(z: Tensor) -> Tensor:
-    slope: Tensor = torch.special.ndtr(z) + z * torch.exp(-z.square() / 2) / math.sqrt(2 * math.pi)
-    return slope
-
-
 def _tanh_slope(z: Tensor) -> Tensor:
     slope: Tensor = 1 / torch.cosh(z.clamp(-300, 300)).square()
     return slope
 
-
-GELU = Series(lambda z: z * torch.special.ndtr(z), _gelu_slope, 3.0)
-TANH = Series(torch.tanh, _tanh_slope, math.pi / 2)
-SIGMOID = Series(torch.sigmoid, _sigmoid_slope, math.pi)
-SILU = Series(torch.nn.functional.silu, _silu_slope, math.pi)
-SOFTPLUS = Series(torch.nn.functional.softplus, torch.sigmoid, math.pi)
 
 DUALS: dict[str, Dual] = {
     "relu": Kinked(),
@@ -273,11 +267,11 @@ DUALS: dict[str, Dual] = {
     "erf": Erf(),
     "sin": Wave(even=False),
     "cos": Wave(even=True),
-    "gelu": GELU,
-    "tanh": TANH,
-    "sigmoid": SIGMOID,
-    "silu": SILU,
-    "softplus": SOFTPLUS,
+    "gelu": Gelu(),
+    "tanh": Series(torch.tanh, _tanh_slope, width=math.pi / 2, reach=3.5),
+    "sigmoid": Series(torch.sigmoid, _sigmoid_slope, width=math.pi, reach=7.0),
+    "silu": Series(torch.nn.functional.silu, _silu_slope, width=math.pi, reach=7.0),
+    "softplus": Series(torch.nn.functional.softplus, torch.sigmoid, width=math.pi, reach=9.0),
 }
 
 

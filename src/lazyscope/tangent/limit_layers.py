@@ -121,10 +121,9 @@ def embedding(run: Run, node: fx.Node) -> Field:
         for t in (run.left[index], run.right[index])
     )
     grid = Grid(tuple(atom.size for atom in places), pairs, run.left[index].shape[1], run.right[index].shape[1])
-    dtype = next(iter(run.graph.model.params.values())).dtype
     root = math.sqrt(site.weight_variance)
-    left, right = ((t != padding).to(dtype) * root for t in (a, b))
-    same = (a[..., :, None] == b[..., None, :]).to(dtype)
+    left, right = ((t != padding).to(run.dtype) * root for t in (a, b))
+    same = (a[..., :, None] == b[..., None, :]).to(run.dtype)
     covariance = Covariance(left, right, 1 - same, 1 + same)
     product = covariance.product
     tangent = own_kernel(node, replace(site, bias_rate=0.0, bias_variance=0.0), product) if run.tangent else None

@@ -48,6 +48,7 @@ class Run:
         right: The functions of the second inputs, by node, each of shape (batch, n2, …).
         own: For the first and the second inputs, their moments with themselves where they are needed, of shape (n, …),
             by node and use; `None` if this run computes them, where n1 = n2 = 1 and both inputs are the same.
+        dtype: The dtype of all moments.
         found: The moments that this run has computed.
     """
 
@@ -57,6 +58,7 @@ class Run:
     left: dict[fx.Node, Tensor]
     right: dict[fx.Node, Tensor]
     own: tuple[dict[Key, Tensor], dict[Key, Tensor]] | None = None
+    dtype: torch.dtype = torch.float64
     found: dict[Key, Tensor] = field(default_factory=dict)
     fields: dict[fx.Node, Field] = field(default_factory=dict)
 

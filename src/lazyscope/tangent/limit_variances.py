@@ -2,33 +2,91 @@
 
 from __future__ import annotations
 
+import difflib
 import math
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from typing import Literal, TypeAlias, final
+from collections.abc import Callable, Collection, Iterator, Mapping
+from typing import Any, Literal, TypeAlias, final
 
+import torch
 from torch import Tensor, nn
 
 from lazyscope._typing import Number
-from lazyscope.errors import ModelError
+from lazyscope.errors import InputError, ModelError
 
 Variances: TypeAlias = Literal["default", "measured"] | Mapping[str, Number] | Callable[[str, Tensor], Number]
 """How variances are found: see `limit_kernel`."""
 
 _DENSE = (nn.Linear, nn.Conv1d, nn.Conv2d)
-_ERRORS = 6
-"""The number of standard errors by which the second moment of a parameter may differ from its default."""
+
+RARE = 1e-6
+"""The approximate probability with which a parameter that has its default initialisation is refused."""
 
 
 @final
-@dataclass(frozen=True)
-class _Default:
-    variance: float
-    spread: float
-    """The standard deviation of w² relative to its mean: √(4/5) for uniform and √2 for normal w."""
+class Named(Mapping[str, Number]):
+    """Variances by name, which remember the names that have been taken.
+
+    Args:
+        given: The variances.
+        names: The names of all parameters.
+
+    Raises:
+        InputError: If a name is not that of a parameter.
+    """
+
+    def __init__(self, given: Mapping[str, Number], names: Collection[str]) -> None:
+        self._given, self._taken = given, set[str]()
+        for name in given:
+            if name not in names:
+                close = difflib.get_close_matches(str(name), names, 1)
+                hint = f"pass {close[0]!r} instead" if close else "see net.named_parameters()"
+                raise InputError(f"variances contains {name!r}, which is not a parameter of the module; {hint}.")
+
+    def __getitem__(self, name: str) -> Number:
+        return self._given[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._given)
+
+    def __len__(self) -> int:
+        return len(self._given)
+
+    def take(self, name: str) -> Number:
+        """Return a variance, and remember that it is used."""
+        self._taken.add(name)
+        return self._given[name]
+
+    def check(self) -> None:
+        """Raise an `InputError` if a variance is not used."""
+        for name in self._given:
+            if name not in self._taken:
+                raise InputError(
+                    f"variances contains {name!r}, whose variance does not matter: normalisations keep the weights of"
+                    " their initialisation, and other parameters are not used; leave it out."
+                )
 
 
-_UNIFORM, _NORMAL = math.sqrt(0.8), math.sqrt(2)
+def checked_variances(rule: Any, names: Collection[str]) -> Variances:
+    """Check how variances are to be found.
+
+    Args:
+        rule: The argument `variances` of `limit_kernel`.
+        names: The names of all parameters.
+
+    Returns:
+        The rule; a dictionary is returned as `Named`.
+
+    Raises:
+        InputError: If it is none of the possible rules, or has names that are not those of parameters.
+    """
+    if isinstance(rule, Mapping):
+        return Named(rule, names)
+    if callable(rule) or rule in ("default", "measured"):
+        return rule  # type: ignore[no-any-return]
+    raise InputError(
+        f'variances={rule!r} is not known; pass "default", "measured", a dictionary of variances by name, or a function'
+        " of the name and the parameter."
+    )
 
 
 def variance_of(name: str, w: Tensor, rule: Variances, module: nn.Module | None) -> float:
@@ -49,32 +107,55 @@ def variance_of(name: str, w: Tensor, rule: Variances, module: nn.Module | None)
     if callable(rule):
         return _checked(name, rule(name, w))
     if isinstance(rule, Mapping) and name in rule:
-        return _checked(name, rule[name])
-    measured = float(w.double().square().mean())
+        return _checked(name, rule.take(name) if isinstance(rule, Named) else rule[name])
+    w = _random(w, module).detach().double()
+    measured = float(w.square().mean()) if w.numel() else 0.0
     if rule == "measured" or measured == 0:
         return measured
-    default = _default(name.rpartition(".")[2], w, module)
-    if default is None or abs(measured - default.variance) > _ERRORS * default.spread * default.variance / math.sqrt(
-        w.numel()
-    ):
-        raise ModelError(
-            f"Parameter {name!r} has not been initialised as torch does by default, so the variance of its entries is"
-            f' unknown; pass variances={{"{name}": …}}, a function of the name and the parameter, or'
-            ' variances="measured" for the mean square of its entries.'
-        )
-    return default.variance
-
-
-def _checked(name: str, value: Number) -> float:
-    if not 0 <= float(value) < math.inf:
-        raise ModelError(f"The variance of {name!r} is {value}; pass a finite, non-negative number.")
-    return float(value)
-
-
-def _default(kind: str, w: Tensor, module: nn.Module | None) -> _Default | None:
-    """The default of torch's layers, from their `reset_parameters`; `None` if it is not known."""
+    kind = name.rpartition(".")[2]
     if isinstance(module, _DENSE) and kind in ("weight", "bias"):
-        return _Default(1 / (3 * module.weight[0].numel()), _UNIFORM)
-    if isinstance(module, nn.Embedding):
-        return _Default(1.0, _NORMAL)
-    return None
+        variance = 1 / (3 * module.weight[0].numel())
+        if _uniform(w, math.sqrt(3 * variance)):
+            return variance
+    if isinstance(module, nn.Embedding) and _normal(w):
+        return 1.0
+    known = isinstance(module, (*_DENSE, nn.Embedding))
+    reason = "has not been initialised as torch does by default" if known else "has no default initialisation"
+    raise ModelError(
+        f"Parameter {name!r} {reason}, so the variance of its entries is unknown; pass variances="
+        f'{{"{name}": …}}, a function of the name and the parameter, or variances="measured" for the mean square of its'
+        " entries."
+    )
+
+
+def _checked(name: str, value: Any) -> float:
+    try:
+        variance = math.nan if isinstance(value, str | bool) else float(value)
+    except (TypeError, ValueError, RuntimeError):
+        variance = math.nan
+    if not 0 <= variance < math.inf:
+        raise ModelError(f"The variance of {name!r} is {value!r}; pass a finite, non-negative number.")
+    return variance
+
+
+def _random(w: Tensor, module: nn.Module | None) -> Tensor:
+    """The entries that are random at initialisation: all but the row of an embedding that stands for padding."""
+    if isinstance(module, nn.Embedding) and module.padding_idx is not None and len(w) == module.num_embeddings:
+        return torch.cat([w[: module.padding_idx], w[module.padding_idx + 1 :]])
+    return w
+
+
+def _uniform(w: Tensor, bound: float) -> bool:
+    """Whether entries may be uniform between ±bound, by the largest of them and by their mean square."""
+    n, largest = w.numel(), float(w.abs().max()) / bound
+    slack = 1.01  # for rounding to bfloat16
+    if largest > slack or n * math.log(min(slack * largest, 1)) < math.log(RARE):  # the chance of such a maximum
+        return False
+    return abs(3 * float(w.square().mean()) / bound**2 - 1) < 5 * math.sqrt(0.8 / n)  # five standard errors
+
+
+def _normal(w: Tensor) -> bool:
+    """Whether entries may be standard normal, by their sum of squares, which has the distribution χ²."""
+    n, total = torch.tensor([w.numel() / 2, float(w.square().sum()) / 2], dtype=torch.float64, device="cpu")
+    low, high = torch.special.gammainc(n, total), torch.special.gammaincc(n, total)
+    return float(torch.minimum(low, high)) > RARE / 2

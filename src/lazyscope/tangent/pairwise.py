@@ -21,8 +21,23 @@ Block: TypeAlias = Callable[[Tensor, Tensor], Tensor]
 DEFAULT = {"cpu": 1 << 25, "cuda": 4 << 30}
 """The default number of bytes in addition to the kernel itself, unless that is more than half of the free memory.
 
-On a CPU, small blocks stay in its cache, and symmetric kernels need only little more than half of them.
+On a CPU, small blocks stay in its cache, and symmetric kernels need only little more than half of them. On a GPU, an
+eighth of its memory is used if that is more.
 """
+
+SIDE = 4096
+"""The largest number of rows and columns of a block: enough to keep a GPU busy, and few below the diagonal."""
+
+
+def working_memory(memory: Memory | None, device: torch.device) -> int:
+    """The number of bytes to use in addition to the kernel itself: `memory`, or the default of the device."""
+    given = parse_memory(memory)
+    if given is not None:
+        return given
+    bounds = dict(DEFAULT)
+    if device.type == "cuda":
+        bounds["cuda"] = max(bounds["cuda"], torch.cuda.get_device_properties(device).total_memory // 8)
+    return default_memory(device, bounds)
 
 
 def by_blocks(
@@ -42,7 +57,8 @@ def by_blocks(
         x1: The inputs, of shape (n1, …).
         x2: The other inputs, of shape (n2, …). `None` uses `x1`, and then only blocks on and above the diagonal are
             computed.
-        numbers: The number of entries of the dtype of `x1` that exist at once per pair while its block is computed.
+        numbers: The number of entries that exist at once per pair while its block is computed. They have the dtype of
+            `x1`, or float32 if that is float16 or bfloat16.
         memory: A bound on the bytes of these entries, as a number or a string such as "2GB". A block has at least one
             pair.
         title: What is computed, for the progress bar and for error messages.
@@ -60,10 +76,14 @@ def by_blocks(
     others = x1 if x2 is None else x2
     followed = torch.is_grad_enabled() and (x1.requires_grad or others.requires_grad)
     sizes = len(x1), None if x2 is None else len(x2)
-    bound = parse_memory(memory) or default_memory(x1.device, DEFAULT)
-    side = math.isqrt(bound // (numbers * x1.element_size()))
+    wide = torch.promote_types(x1.dtype, torch.float32)
+    side = math.isqrt(working_memory(memory, x1.device) // (numbers * wide.itemsize))
     side = side if largest is None else min(side, largest)
-    return by_slices(lambda i, j: block(x1[i], others[j]), sizes, x1.new_empty(0), side, followed, title)
+
+    def rounded(i: slice, j: slice) -> Tensor:
+        return block(x1[i].to(wide), others[j].to(wide)).to(x1.dtype)
+
+    return by_slices(rounded, sizes, x1.new_empty(0), side, followed, title)
 
 
 def by_slices(
@@ -80,7 +100,8 @@ def by_slices(
         block: A function that computes the kernel of a range of rows and a range of columns.
         sizes: The numbers n1 and n2. If n2 is `None`, the kernel is symmetric.
         like: A tensor with the dtype and the device of the kernel.
-        side: The largest number of rows and columns of a block; a block has at least one of each.
+        side: The largest number of rows and columns of a block, if it is less than `SIDE`; a block has at least one of
+            each.
         followed: Whether autograd differentiates the kernel.
         title: What is computed, for the progress bar and for error messages.
 
@@ -96,7 +117,7 @@ def by_slices(
     check_fits(
         (n1, n2), like.dtype, like.device, what=f"The {title}", instead="use fewer points, or some rows at a time"
     )
-    rows, columns = _even(n1, side), _even(n2, side)
+    rows, columns = (_even(n, min(side, SIDE)) for n in (n1, n2))
     pairs = [(i, j) for i, j in product(rows, columns) if not symmetric or i.start <= j.start]
     parts: dict[tuple[int, int], Tensor] = {}
     kernel = None if (followed and pairs) or len(pairs) == 1 else like.new_empty(n1, n2)

@@ -117,7 +117,7 @@ def mode_flow(start: float, strength: float, depth: int, times: Sequence[float |
 
     Example:
         >>> mode_flow(0.01, 1.0, 3, [0.0, 1.0, 2.0])
-        tensor([0.0100, 0.0213, 0.1006], dtype=torch.float64)
+        tensor([0.0100, 0.0205, 0.0514], dtype=torch.float64)
     """
     from scipy.integrate import quad
     from scipy.optimize import brentq

@@ -91,7 +91,7 @@ def interpolator(
     Example:
         >>> x, y = torch.tensor([[1.0, 2.0]]), torch.tensor([1.0])
         >>> interpolator(x, y, 1e-6)  # the least ℓ₁ norm is that of (0, ½)
-        tensor([1.0000e-03, 4.9950e-01], dtype=torch.float64)
+        tensor([0.0007, 0.4996], dtype=torch.float64)
         >>> interpolator(x, y, math.inf)  # the least ℓ₂ norm
         tensor([0.2000, 0.4000], dtype=torch.float64)
     """
