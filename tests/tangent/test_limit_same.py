@@ -222,3 +222,22 @@ def test_means_over_channels_are_not_taken_for_means_over_positions() -> None:
         net = Free(lambda s, x, dims=dims: s.end(s.body(x).mean(dims).view(1, 4)), body=body, end=nn.Linear(4, 1))  # type: ignore[misc]
         graph, sites = _read(net, normal(1, 2, 4, 4).float(), "default", "ntk")
         assert (convolution_stack(graph, sites) is not None) == found
+
+
+def test_global_pooling_of_channels_that_are_last_in_memory() -> None:
+    """Torch writes it as a mean and other strides of its axes of length 1."""
+
+    class Normed(nn.LayerNorm):
+        def forward(self, x: Tensor) -> Tensor:
+            return super().forward(x.permute(0, 2, 3, 1)).permute(0, 3, 1, 2)
+
+    class Mean(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return x.mean((2, 3))
+
+    x = torch.randn(3, 2, 5, 5, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    found = []
+    for pooling in ([nn.AdaptiveAvgPool2d(1), nn.Flatten()], [Mean()]):
+        layers = (nn.Conv2d(2, 16, 3, padding=1), Normed(16), nn.ReLU(), *pooling, nn.Linear(16, 1))
+        found.append(limit_kernel(nn.Sequential(*layers).double(), x))
+    torch.testing.assert_close(*found, rtol=1e-12, atol=0)

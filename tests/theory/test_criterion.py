@@ -263,9 +263,9 @@ def test_centred_and_scaled_models() -> None:
 def test_outputs_close_to_the_targets(size: float, distance: float) -> None:
     """The residual is not a difference of squares of the outputs, which would leave nothing of it."""
     random = torch.Generator().manual_seed(1)
-    net, x = nn.Sequential(nn.Linear(3, 8), nn.Tanh(), nn.Linear(8, 2)).double(), torch.randn(6, 3, generator=random)
-    net[2].weight.data *= size
-    x = x.double()
+    last, x = nn.Linear(8, 2), torch.randn(6, 3, generator=random, dtype=torch.float64)
+    last.weight.data *= size
+    net = nn.Sequential(nn.Linear(3, 8), nn.Tanh(), last).double()
     outputs = net(x).detach()
     y = outputs + distance * torch.randn(6, 2, generator=random, dtype=torch.float64)
     found = relative_scale(net, x, y)

@@ -287,7 +287,7 @@ class _Kernel:
 
         def block(i: slice, j: slice) -> Tensor:
             left, right = ({node: t[i][None] for node, t in first.items()}, {n: t[j][None] for n, t in second.items()})
-            cut: tuple[dict[fx.Node, Tensor], dict[fx.Node, Tensor]] = ({}, {})
+            cut: tuple[dict[Key, Tensor], dict[Key, Tensor]] = ({}, {})
             if own is not None:
                 cut = {n: t[i] for n, t in own[0].items()}, {n: t[j] for n, t in own[1].items()}
             run = Run(self._graph, self._sites, self._tangent, left, right, cut, self._dtype)

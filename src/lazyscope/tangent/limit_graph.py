@@ -280,6 +280,7 @@ PASSIVE = (
         aten.neg.default,
         stop,
         aten.cat.default,
+        aten.as_strided.default,
         aten.expand.default,
         aten.embedding.default,
         BATCH_NORM,

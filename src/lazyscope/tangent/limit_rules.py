@@ -24,7 +24,7 @@ from lazyscope.tangent.limit_layers import convolution, embedding, linear
 from lazyscope.tangent.limit_pointwise import activation, batch_norm, layer_norm, multiple, stopped
 from lazyscope.tangent.limit_run import Run
 from lazyscope.tangent.limit_sums import concatenated, summed
-from lazyscope.tangent.limit_views import getitem, permuted, same, select, sliced, split, view
+from lazyscope.tangent.limit_views import getitem, permuted, restrided, same, select, sliced, split, view
 
 aten = torch.ops.aten
 
@@ -92,6 +92,7 @@ RULES: dict[Any, Callable[[Run, fx.Node], Field]] = {
     aten.t.default: permuted,
     aten.clone.default: same,
     aten.alias.default: same,
+    aten.as_strided.default: restrided,
     aten.expand.default: same,
     aten.select.int: select,
     aten.slice.Tensor: sliced,

@@ -48,6 +48,15 @@ def same(run: Run, node: fx.Node) -> Field:
     return field
 
 
+def restrided(run: Run, node: fx.Node) -> Field:
+    """Other strides of axes of length 1, which torch's global pooling has if channels are last in memory."""
+    source, sizes, strides, *offset = arguments(node)
+    long = [stride for size, stride in zip(sizes, strides, strict=True) if size > 1]
+    if source.target is not aten.mean.dim or tuple(sizes) != shape(source) or long not in ([], [1]) or any(offset):
+        raise refused(node, "it may repeat or mix hidden units; use view, permute or slices")
+    return same(run, node)
+
+
 def select(run: Run, node: fx.Node) -> Field:
     """The entries at one index of an axis."""
     x, dim, index = arguments(node)
