@@ -34,7 +34,7 @@ from lazyscope.tangent.tiles import ONE_AT_A_TIME, KernelTiles
 if TYPE_CHECKING:
     import distributed
 
-__all__ = ["Cross", "Regression", "as_outputs", "kernel_regression"]
+__all__ = ["Regression", "as_outputs", "kernel_regression"]
 
 
 @without_autocast
