@@ -89,7 +89,7 @@ def test_a_fixed_order_of_its_own_is_the_order_of_the_points(options: dict[str, 
         {"sampler": [0, 1, 2]},
         {"batch_size": 4, "drop_last": True},
     ],
-    ids=str,
+    ids=["shuffle", "random", "random batches", "dropped batch", "other batches", "subset", "drop_last"],
 )
 def test_samplers_that_shuffle_or_drop_samples_are_refused(options: dict[str, Any]) -> None:
     with pytest.raises(InputError, match="shuffle=False"):

@@ -26,8 +26,8 @@ from lazyscope.model.base import Model, ModelCoordinates, studied
 from lazyscope.model.coordinates import Alpha, Studied
 from lazyscope.model.ensemble import Ensemble
 from lazyscope.model.inputs import Samples, check_samples
+from lazyscope.model.targets import as_outputs
 from lazyscope.progress import Bar, quiet, track
-from lazyscope.tangent.regression import as_outputs
 
 
 @without_autocast

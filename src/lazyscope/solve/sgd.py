@@ -5,6 +5,8 @@ The largest eigenvalues of the tangent kernel limit the step size, though they a
 Steps are then limited by single points, and a pass over the data, with a step for each batch, reduces the residual more
 than an iteration of a Krylov method, which makes one step. Its authors' code is for kernels that can be evaluated; here
 only products with the Jacobian are used.
+
+Longer than 350 lines because all arguments are documented.
 """
 
 from __future__ import annotations

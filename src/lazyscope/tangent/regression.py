@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any, final
 import torch
 from jaxtyping import Float, Float64
 from torch import Tensor, nn
-from torch.nn.functional import one_hot
 
 from lazyscope._typing import Inputs
 from lazyscope.ambient import without_autocast
@@ -24,6 +23,7 @@ from lazyscope.memory import Memory, parse_memory
 from lazyscope.model.base import Model
 from lazyscope.model.inputs import Samples
 from lazyscope.model.jacobian import Batches
+from lazyscope.model.targets import as_outputs, check_classes
 from lazyscope.progress import Bar
 from lazyscope.tangent.blocked import sums_on_workers
 from lazyscope.tangent.kernel import Outputs, tangent_kernel
@@ -33,6 +33,8 @@ from lazyscope.tangent.tiles import ONE_AT_A_TIME, KernelTiles
 
 if TYPE_CHECKING:
     import distributed
+
+__all__ = ["Regression", "as_outputs", "kernel_regression"]
 
 
 @without_autocast
@@ -235,50 +237,6 @@ def _symmetric(kernel: Float[Tensor, "N N"], shift: float) -> Float64[Tensor, "N
     return wide
 
 
-def as_outputs(y: Target, n: int, k: int, *, sets: bool = False) -> Float64[Tensor, "n k *sets"]:
-    """Convert targets of a regression to the outputs that they stand for.
-
-    Args:
-        y: The targets as a tensor, an array or a nested list of numbers. Integers of shape (n,) are class indices if
-            the model has several outputs, and stand for one-hot rows.
-        n: The number of points.
-        k: The number of outputs of the model.
-        sets: Whether several sets of targets may be given, as a third dimension.
-
-    Returns:
-        The outputs in float64, of shape (n, k), or (n, k, m) for m sets.
-
-    Raises:
-        InputError: If the shape does not fit, or the targets are not real, not finite or not classes of the outputs.
-    """
-    y = as_target(y, torch.empty(0, dtype=torch.float64, device="cpu"))
-    if y.is_complex():
-        raise InputError(f"The targets are {y.dtype}, and outputs are real; pass real and imaginary parts as outputs.")
-    if not y.is_floating_point() and y.ndim == 1 and k > 1:
-        _check_classes(y, k)
-        y = one_hot(y.long(), k)
-    if y.shape == (n,) and k == 1:
-        y = y[:, None]
-    if y.shape[:2] != (n, k) or y.ndim > (3 if sets else 2):
-        raise InputError(
-            f"There are {n} points with {k} outputs, but the targets have shape {tuple(y.shape)}; pass targets of shape"
-            f" ({n}, {k})" + (f", or ({n}, {k}, m) for m sets." if sets else ".")
-        )
-    if not bool(y.isfinite().all()):
-        raise InputError("The targets contain NaN or infinite values; clean them first.")
-    return y.detach().to(torch.float64)
-
-
-def _check_classes(classes: Tensor, k: int) -> None:
-    """Raise if a class index is not that of an output."""
-    wrong = (classes < 0) | (classes >= k)
-    if bool(wrong.any()):
-        raise InputError(
-            f"Class indices must be in 0 … {k - 1}, but one is {int(classes[wrong][0])}; relabel them, or leave out the"
-            " points that have no class."
-        )
-
-
 @final
 @dataclass(frozen=True)
 class Regression:
@@ -371,7 +329,7 @@ class Regression:
                 f"Accuracies need one set of targets and {len(predicted)} class indices, and the labels have shape"
                 f" {tuple(classes.shape)}; pass integers of shape ({len(predicted)},)."
             )
-        _check_classes(classes, predicted.shape[1])
+        check_classes(classes, predicted.shape[1])
         return float((predicted.argmax(1) == classes.to(predicted.device)).double().mean())
 
     def _is_cross(self, kernel: Any) -> bool:
