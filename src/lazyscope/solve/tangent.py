@@ -156,8 +156,9 @@ def _parse_host(host: Memory | None) -> int:
 def _check_numbers(tolerance: float | None, iterations: int | None, every: int) -> None:
     if tolerance is not None and not 0 <= float(tolerance) < 1:
         raise InputError(f"tolerance={tolerance} is not at least 0 and below 1; pass such a number.")
-    for name, count in (("iterations", iterations), ("every", every)):
-        if count is not None and (not isinstance(count, Integral) or isinstance(count, bool) or count < 1):
+    counts: dict[str, Any] = {"iterations": iterations, "every": every}
+    for name, count in counts.items():
+        if count is not None and (isinstance(count, bool) or not isinstance(count, Integral) or int(count) < 1):
             raise InputError(f"{name}={count} is not a whole positive number; pass one.")
 
 
@@ -189,14 +190,14 @@ def posed(
         raise InputError(f"The ridge is {ridge}; pass a finite number that is not negative.")
     if rounded is not None and rounded not in _ROUNDED:
         raise InputError(f"rounded={rounded} has no products here; pass torch.float16, torch.bfloat16 or None.")
-    model = in_single(Model.of(model))
-    assert isinstance(model, Model)
-    jacobian = JacobianOperator(model, _batches(model, x), batch=batch)
+    single = in_single(Model.of(model))
+    assert isinstance(single, Model)
+    jacobian = JacobianOperator(single, _batches(single, x), batch=batch)
     y = _targets(jacobian, y)
     if isinstance(y, Tensor) and y.is_complex():
         raise InputError("The targets are complex numbers; pass real ones, such as y.real.")
     with torch.no_grad():
-        start = torch.cat([model(part).double().flatten() for part in jacobian.batches])
+        start = torch.cat([single(part).double().flatten() for part in jacobian.batches])
     if centred:
         start = torch.zeros_like(start)
     target = as_outputs(y, jacobian.n, jacobian.k).flatten().to(start)
