@@ -64,7 +64,15 @@ def test_the_limit_waits_for_slow_directions() -> None:
     assert float((found.outputs[-1] - y).norm()) <= 1e-3 * float(y.norm())
     with pytest.raises(InputError, match=r"t = inf are known only up to 0\.4"):
         tangent_flow(
-            linear, Square(), x, y, times=[math.inf], matrix_free=True, centred=True, rtol=1e-3, memory=8 * 70 * 15
+            linear,
+            Square(),
+            x,
+            y,
+            times=[math.inf],
+            matrix_free=True,
+            centred=True,
+            rtol=1e-3,
+            memory=8 * 70 * (15 + 15),
         )
 
 
@@ -85,6 +93,8 @@ def test_what_it_cannot_do_is_refused() -> None:
             TwoLayer(torch.ones(3), torch.ones(3, 2)), Square(), x[:, :2], y[:, :1], times=[1.0], matrix_free=True
         )
     with pytest.raises(InputError, match="larger `memory` or `rtol`"):
+        tangent_flow(model, Square(), x, y, times=[1e6], matrix_free=True, memory=8 * (24 + 62) * (4 + 15))
+    with pytest.raises(InputError, match=f"pass memory={8 * (24 + 62) * (2 + 15)} or more"):
         tangent_flow(model, Square(), x, y, times=[1e6], matrix_free=True, memory=1000)
     for rtol in (-1.0, math.nan, math.inf):
         with pytest.raises(InputError, match=f"rtol={rtol} is not a finite number"):

@@ -19,8 +19,10 @@ from lazyscope.errors import InputError, StoreError
 from lazyscope.flow.checkpoint import Checkpoint, DamagedCheckpoint
 from lazyscope.linalg.krylov import Krylov
 from lazyscope.linalg.operator import Dense, Operator
+from lazyscope.progress import quiet
 from lazyscope.solve import tangent
 from lazyscope.solve.left_out import probed_left_out
+from lazyscope.solve.notice import announce
 
 TIMES = [0.0, 0.1, 1.0, 10.0, 1e3, 1e6, math.inf]
 RIDGES = [1e-6, 1e-3, 1.0]
@@ -185,11 +187,44 @@ def test_single_precision_reaches_its_tolerance() -> None:
 def test_little_memory_starts_again_from_the_residual() -> None:
     model, (x, y) = network(4, 10, 1, 0), data(30, 4, 1, 1)
     twin = Twin(model, x, y)
-    solution = tangent.tangent_solve(model, x, y, ridge=1e-2, memory=8 * 12 * (30 + 61), iterations=2000)
+    beside = (30 + 61) * (5 + 10) * 8
+    solution = tangent.tangent_solve(model, x, y, ridge=1e-2, memory=beside + 8 * 12 * (30 + 61), iterations=2000)
     assert solution.converged
     assert close(flat(solution.v), twin.ridge(1e-2), 1e-7)
     with pytest.raises(InputError, match="larger `memory`"):
         solution.flow([1.0])
+
+
+def test_memory_below_the_least_is_refused_with_the_least() -> None:
+    model, (x, y) = network(4, 10, 1, 0), data(30, 4, 1, 1)
+    least = 8 * (4 + 15) * (30 + 61)
+    with pytest.raises(InputError, match=f"memory={least - 1}; pass memory={least} or more"):
+        tangent.tangent_solve(model, x, y, memory=least - 1)
+    solution = tangent.tangent_solve(model, x, y, memory=least, iterations=10)
+    assert (solution.iterations, solution.memory) == (10, 0)
+    assert tangent.tangent_solve(model, x, y, iterations=17).memory == 17 * 8 * (30 + 61)
+
+
+def test_vectors_beyond_the_device_go_to_the_host() -> None:
+    """On a CPU both are the same memory, but the blocks are taken separately, and none is longer than is needed."""
+    model, (x, y) = network(4, 10, 1, 0), data(30, 4, 1, 1)
+    each = 8 * (30 + 61)
+    near = tangent.tangent_solve(model, x, y, memory=(5 + 15) * each, host=20 * each, iterations=22)
+    krylov = near._krylov
+    assert krylov is not None
+    for basis in (krylov.state()["left"], krylov.state()["right"]):
+        assert [len(part) for part in basis] == [5, 16, 1]
+    assert krylov.memory == 22 * each
+    assert close(flat(near.v), flat(tangent.tangent_solve(model, x, y, iterations=22).v), 1e-12)
+
+
+def test_long_iterations_are_announced(capsys: pytest.CaptureFixture[str]) -> None:
+    announce("tangent model (3 vectors take 2 MB at most)", 59.0)
+    with quiet():
+        announce("tangent model (3 vectors take 2 MB at most)", 3600.0)
+    assert capsys.readouterr().err == ""
+    announce("tangent model (3 vectors take 2 MB at most)", 75.0)
+    assert capsys.readouterr().err == "lazyscope: tangent model (3 vectors take 2 MB at most), 1:15 at most\n"
 
 
 def test_a_run_that_was_stopped_goes_on_with_the_same_bits(tmp_path: Path) -> None:

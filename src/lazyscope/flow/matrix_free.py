@@ -19,9 +19,9 @@ from lazyscope.flow.objective import Objective, in_single, in_single_inputs
 from lazyscope.flow.trajectory import Observer, Progress, Recording, Trajectory
 from lazyscope.labels import Target
 from lazyscope.linalg.finite import check_finite
-from lazyscope.linalg.krylov import BASIS_MEMORY, Krylov, Projection
+from lazyscope.linalg.krylov import Krylov, Projection, vector_memory, vectors_within, working_memory
 from lazyscope.loss import Loss, Square
-from lazyscope.memory import Memory, default_memory, parse_memory
+from lazyscope.memory import Memory
 from lazyscope.model.base import Model
 from lazyscope.model.coordinates import Alpha, Coordinates, Studied, check_alpha
 from lazyscope.model.jacobian import JacobianOperator
@@ -29,6 +29,9 @@ from lazyscope.progress import Bar, fallen
 
 _CHECK = 10
 """The number of products after which the error is bounded again."""
+
+_LEAST = 2
+"""The smallest number of vectors of a space."""
 
 
 class TangentCoordinates(Coordinates):
@@ -113,9 +116,10 @@ class _Space:
     def __init__(self, coordinates: TangentCoordinates, missed: Tensor, memory: Memory | None) -> None:
         self._jacobian, self._target = coordinates.jacobian, (missed + coordinates.start).flatten().double()
         self._size = float(missed.double().norm())
-        self._krylov = Krylov(self._jacobian, missed.flatten().double())
-        bound = parse_memory(memory) or default_memory(self._jacobian.device, BASIS_MEMORY)
-        self._room = max(2, bound // (sum(self._jacobian.shape) * self._jacobian.dtype.itemsize))
+        operator = self._jacobian
+        each, least = vector_memory(operator), min(_LEAST, *operator.shape)
+        self._room = vectors_within(memory, operator, each, working_memory(operator), least)
+        self._krylov = Krylov(operator, missed.flatten().double(), most=min(self._room, *operator.shape))
 
     def grown(self, times: Tensor, rtol: float) -> Projection:
         """Extend the space until the outputs at all times are within rtol‖y* - y_0‖, and return its projection."""

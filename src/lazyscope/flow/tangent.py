@@ -81,10 +81,12 @@ def tangent_flow(
         progress: A callback that receives the completed fraction, from 0 to 1, at the recorded times. If it is given,
             no progress bar is shown.
         matrix_free: Whether to compute the flow without the kernel, for the square loss and one model. Late times need
-            many products; see `tangent_solve` for t = ∞.
+            many products. For t = ∞, the space grows until it contains the limit or the targets are fitted within
+            `rtol`; use `tangent_solve` if that takes too much memory.
         batch: The number of points that are processed at a time, with `matrix_free`.
-        memory: The memory for the Krylov space, with `matrix_free`, as a number of bytes or a string such as "20GB".
-            `None` uses half of the free memory, 4 GiB at most on a CPU and 64 GiB at most on a GPU.
+        memory: The memory for the vectors of the Krylov space and some fifteen more, with `matrix_free`, as a number of
+            bytes or a string such as "20GB". `None` uses half of the free memory for the space, 4 GiB at most on a CPU
+            and 64 GiB at most on a GPU.
 
     Returns:
         The trajectory with its status.

@@ -18,15 +18,77 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from lazyscope.errors import InputError
 from lazyscope.linalg.finite import check_finite
 from lazyscope.linalg.operator import Operator
 from lazyscope.linalg.rows import Rows
+from lazyscope.memory import Memory, default_memory, parse_memory, size_text
 
 BASIS_MEMORY = {"cpu": 4 << 30, "cuda": 64 << 30}
 """The default number of bytes for the bases; half of the free memory if that is less."""
 
 _QUADRATURE = 4000
 """The number of intervals on which a defect is integrated over time."""
+
+
+_WORKING = {"double": 5, "own": 10}
+"""The number of vectors of parameters that an iteration holds beside the bases, in float64 and in the dtype of the
+operator: the solution, the gradient, their sums, products and what is left of them."""
+
+
+def vector_memory(operator: Operator, stored: torch.dtype | None = None) -> int:
+    """Count the bytes that one dimension of a Krylov space takes, one vector of each basis.
+
+    Args:
+        operator: The operator.
+        stored: The dtype of the basis V. `None` uses that of the operator.
+
+    Returns:
+        The number of bytes.
+    """
+    rows, columns = operator.shape
+    return rows * operator.dtype.itemsize + columns * (stored or operator.dtype).itemsize
+
+
+def working_memory(operator: Operator) -> int:
+    """Count the bytes of the vectors that an iteration holds beside the bases.
+
+    Args:
+        operator: The operator.
+
+    Returns:
+        The number of bytes.
+    """
+    return sum(operator.shape) * (_WORKING["double"] * 8 + _WORKING["own"] * operator.dtype.itemsize)
+
+
+def vectors_within(memory: Memory | None, operator: Operator, each: int, working: int, least: int) -> int:
+    """Count the dimensions of a Krylov space that fit into memory.
+
+    Args:
+        memory: The memory for the bases and for the vectors that an iteration holds beside them. `None` uses half of
+            the free memory, up to a bound, for the bases alone.
+        operator: The operator.
+        each: The number of bytes of one dimension.
+        working: The number of bytes beside the bases.
+        least: The smallest number of dimensions with which the iteration can work.
+
+    Returns:
+        The number of dimensions.
+
+    Raises:
+        InputError: If there are fewer than `least`.
+    """
+    given = parse_memory(memory)
+    bound = default_memory(operator.device, BASIS_MEMORY) if given is None else given - working
+    if bound < least * each:
+        needed = least * each + (0 if given is None else working)
+        free = "the free memory" if given is None else f"memory={memory!r}"
+        raise InputError(
+            f"{least} vectors of {size_text(each)} each and what an iteration holds beside them do not fit into {free};"
+            f" pass memory={needed} or more, or use a smaller model or fewer points."
+        )
+    return bound // each
 
 
 @dataclass(frozen=True)
@@ -356,12 +418,24 @@ class Krylov:
             The new space.
         """
         image, direction, ratio = self._turned(last)
-        new = copy.copy(self)
-        new._left, new._right = self._left.empty(most), self._right.empty(most)
+        new = self.beside(most)
         if len(image):
             new._left.append(self._left.combine(image[0]))
             new._right.append(self._right.combine(direction[0]))
         new._begin(ratio, b, gradient, start)
+        return new
+
+    def beside(self, most: int) -> Krylov:
+        """Create a space of the same operator without vectors, which `restore` fills, to be kept beside this one.
+
+        Args:
+            most: The largest dimension of the new space.
+
+        Returns:
+            The new space.
+        """
+        new = copy.copy(self)
+        new._left, new._right = self._left.beside(most), self._right.beside(most)
         return new
 
     def _turned(self, last: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -396,17 +470,3 @@ class Krylov:
         self._b, self._start = state["b"].to(device), state["start"].to(device)
         self._next = state["next"].to(device) if len(state["next"]) else None
         self._ahead, self.speed = state["numbers"].tolist()
-
-    def restored(self, state: dict[str, Any]) -> Krylov:
-        """Restore the state of another process in a new space of the same operator.
-
-        Args:
-            state: What `state` returned.
-
-        Returns:
-            The new space.
-        """
-        new = copy.copy(self)
-        new._left, new._right = self._left.empty(None), self._right.empty(None)
-        new.restore(state)
-        return new

@@ -13,8 +13,8 @@ _BLOCK = 16
 _BYTES = 1 << 26
 """The size in bytes from which on a tensor holds one vector, so that no more memory is taken than is needed."""
 
-_COLUMNS = 1 << 20
-"""The number of columns that are rotated at a time."""
+_ENTRIES = 1 << 20
+"""The number of entries that are rotated at a time, or that of one vector if it is larger."""
 
 
 class Rows:
@@ -65,22 +65,23 @@ class Rows:
     def _block(self) -> Tensor:
         """Take memory for further vectors, on the device or on the host, and for no more than will be added."""
         far = self._near is not None and self.count >= self._near
-        bound = self._most if far or self._near is None else self._near
-        size = self._each if bound is None or bound <= self.count else min(self._each, bound - self.count)
+        bounds = [self._most, None if far else self._near]
+        size = min([self._each, *[bound - self.count for bound in bounds if bound is not None and bound > self.count]])
         place = torch.device("cpu") if far else self._device
         pinned = far and self._device.type == "cuda"  # which makes copies to the device faster
         return torch.zeros(size, self._length, dtype=self._dtype, device=place, pin_memory=pinned)
 
-    def empty(self, most: int | None) -> Rows:
-        """Create rows of the same kind without vectors.
+    def beside(self, most: int) -> Rows:
+        """Create rows of the same kind without vectors, to be kept beside these.
 
         Args:
-            most: The number of vectors for which memory is taken, or `None`.
+            most: The number of vectors for which memory is taken.
 
         Returns:
-            The rows.
+            The rows, which take what these leave on the device.
         """
-        return Rows(self._length, self._dtype, self._device, self._near, most)
+        near = None if self._near is None else max(0, self._near - self.count)
+        return Rows(self._length, self._dtype, self._device, near, most)
 
     def coefficients(self, vector: Tensor) -> Tensor:
         """Compute the inner products with a vector.
@@ -138,9 +139,10 @@ class Rows:
             turn: The coefficients of the combinations as rows, which are orthonormal.
         """
         turn, parts = turn.to(self._device, self._working), self.parts()
+        columns = max(1, max(_ENTRIES, self._length) // max(1, self.count))
         with full_precision:
-            for first in range(0, self._length if parts else 0, _COLUMNS):
-                there = slice(first, first + _COLUMNS)
+            for first in range(0, self._length if parts else 0, columns):
+                there = slice(first, first + columns)
                 turned = turn @ torch.cat([rows[:, there].to(self._device, self._working) for rows in parts])
                 at = 0
                 for block in self._blocks:
@@ -171,5 +173,5 @@ class Rows:
 
     @property
     def memory(self) -> int:
-        """The number of bytes that the vectors take."""
-        return sum(rows.numel() * rows.element_size() for rows in self.parts())
+        """The number of bytes that are taken for the vectors."""
+        return sum(block.numel() * block.element_size() for block in self._blocks)

@@ -9,6 +9,7 @@ Longer than 350 lines because all arguments are documented.
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from dataclasses import dataclass
@@ -28,14 +29,15 @@ from lazyscope.errors import InputError
 from lazyscope.flow.checkpoint import Checkpoint
 from lazyscope.flow.objective import Times, check_times, in_single, in_single_inputs
 from lazyscope.labels import Target
-from lazyscope.linalg.krylov import BASIS_MEMORY, Krylov, Projection
-from lazyscope.memory import Memory, default_memory, parse_memory
+from lazyscope.linalg.krylov import Krylov, Projection, vector_memory, vectors_within, working_memory
+from lazyscope.memory import Memory, parse_memory, size_text
 from lazyscope.model.base import Model, check_inputs, flatten
 from lazyscope.model.jacobian import JacobianOperator
 from lazyscope.model.loaded import LoadedBatches
 from lazyscope.progress import Bar, fallen
 from lazyscope.solve.identity import identity, sizes
 from lazyscope.solve.left_out import EXACT, LeaveOneOut, exact_left_out, probed_left_out
+from lazyscope.solve.notice import announce
 from lazyscope.solve.products import Products
 from lazyscope.tangent.regression import as_outputs
 
@@ -97,11 +99,15 @@ def tangent_solve(
             space, but the space stops improving when the residual reaches the precision of products. The residual is
             computed in the dtype of the model, with the precision that torch allows. `None` uses the dtype of the
             model.
-        memory: The memory for the bases, as a number of bytes or a string such as "20GB". An iteration adds as many
-            numbers as the model has parameters and the data has outputs. If the memory is full, the iteration starts
-            again from the residual; the flow and other ridges are then not available. They are available if it starts
-            again for what rounding has left, provided that the memory holds both spaces.
-            `None` uses half of the free memory, 4 GiB at most on a CPU and 64 GiB at most on a GPU.
+        memory: The memory for the vectors, as a number of bytes or a string such as "20GB": those of the bases, and
+            some fifteen more that an iteration holds. An iteration adds as many numbers to the bases as the model has
+            parameters and the data has outputs. A checkpoint takes as much again, in the memory of the host. What the
+            model needs for one batch is not counted. If the memory is full, the iteration starts again from the
+            residual; the flow and other ridges are then not available. They are available if it starts again for what
+            rounding has left, provided that the memory holds both spaces. How much memory the bases take at most is
+            said before the iteration: in the title of the progress bar or, if stderr is not a terminal and the
+            iteration may take longer than a minute, as a line on stderr.
+            `None` uses half of the free memory for the bases, 4 GiB at most on a CPU and 64 GiB at most on a GPU.
         host: Memory of the host for vectors that do not fit into `memory`, as a number of bytes or a string. `None`
             uses none.
         checkpoint: A file in which the iteration is stored every `every` iterations. If it exists, the iteration
@@ -112,7 +118,7 @@ def tangent_solve(
         The solution, which predicts at new points.
 
     Raises:
-        InputError: If the inputs or the targets are invalid, or a number is out of range.
+        InputError: If the inputs or the targets are invalid, a number is out of range, or the memory is too small.
         StoreError: If the checkpoint cannot be written.
         ModelError: If the model cannot be traced or differentiated.
 
@@ -128,13 +134,16 @@ def tangent_solve(
     if tolerance is None:
         tolerance = 1e-13 if jacobian.dtype == torch.float64 else 1e-4
     limit = 10 * min(jacobian.shape) if iterations is None else iterations
-    bound = parse_memory(memory) or default_memory(jacobian.device, BASIS_MEMORY)
-    problem.near = max(4, bound // problem.each)
-    room = problem.near + _parse_host(host) // problem.each
+    # The copy that is written in the background is in the memory of the host.
+    copies = 2 if checkpoint is not None and jacobian.device.type == "cpu" else 1
+    each, most = problem.each * copies, min(limit, *jacobian.shape)
+    problem.near = vectors_within(memory, jacobian, each, working_memory(jacobian) * copies, min(_LEAST, most))
+    room = problem.near + _parse_host(host) // each
+    plan = _Plan(tolerance, limit, room, min(room, most), every)
     if checkpoint is None:
-        return _iterate(problem, _Plan(tolerance, limit, room, every), None)
+        return _iterate(problem, plan, None)
     with Checkpoint(checkpoint) as stored:
-        return _iterate(problem, _Plan(tolerance, limit, room, every), stored)
+        return _iterate(problem, plan, stored)
 
 
 def _parse_host(host: Memory | None) -> int:
@@ -147,8 +156,9 @@ def _parse_host(host: Memory | None) -> int:
 def _check_numbers(tolerance: float | None, iterations: int | None, every: int) -> None:
     if tolerance is not None and not 0 <= float(tolerance) < 1:
         raise InputError(f"tolerance={tolerance} is not at least 0 and below 1; pass such a number.")
-    for name, count in (("iterations", iterations), ("every", every)):
-        if count is not None and (not isinstance(count, Integral) or isinstance(count, bool) or count < 1):
+    counts: dict[str, Any] = {"iterations": iterations, "every": every}
+    for name, count in counts.items():
+        if count is not None and (isinstance(count, bool) or not isinstance(count, Integral) or int(count) < 1):
             raise InputError(f"{name}={count} is not a whole positive number; pass one.")
 
 
@@ -180,14 +190,14 @@ def posed(
         raise InputError(f"The ridge is {ridge}; pass a finite number that is not negative.")
     if rounded is not None and rounded not in _ROUNDED:
         raise InputError(f"rounded={rounded} has no products here; pass torch.float16, torch.bfloat16 or None.")
-    model = in_single(Model.of(model))
-    assert isinstance(model, Model)
-    jacobian = JacobianOperator(model, _batches(model, x), batch=batch)
+    single = in_single(Model.of(model))
+    assert isinstance(single, Model)
+    jacobian = JacobianOperator(single, _batches(single, x), batch=batch)
     y = _targets(jacobian, y)
     if isinstance(y, Tensor) and y.is_complex():
         raise InputError("The targets are complex numbers; pass real ones, such as y.real.")
     with torch.no_grad():
-        start = torch.cat([model(part).double().flatten() for part in jacobian.batches])
+        start = torch.cat([single(part).double().flatten() for part in jacobian.batches])
     if centred:
         start = torch.zeros_like(start)
     target = as_outputs(y, jacobian.n, jacobian.k).flatten().to(start)
@@ -233,8 +243,7 @@ class Problem:
         self.jacobian, self.start, self.target, self.ridge = Products(jacobian), start, target, ridge
         self.centred = centred
         self.shift, self.rounded = jacobian.n * ridge, rounded
-        rows, columns = jacobian.shape
-        self.each = rows * jacobian.dtype.itemsize + columns * (rounded or jacobian.dtype).itemsize
+        self.each = vector_memory(jacobian, rounded)
         """The number of bytes that an iteration adds to the bases."""
         self.near = 0
         """The number of vectors that are kept on the device."""
@@ -244,9 +253,9 @@ class Problem:
         exact = self.jacobian
         return exact if self.rounded is None else Products(exact, self.rounded, exact.automatic)
 
-    def krylov(self, right: Tensor) -> Krylov:
+    def krylov(self, right: Tensor, most: int) -> Krylov:
         """Start the Krylov space from a right-hand side."""
-        return Krylov(self.fast(), right, stored=self.rounded, near=self.near)
+        return Krylov(self.fast(), right, stored=self.rounded, near=self.near, most=most)
 
     def outputs(self, v: Tensor) -> Tensor:
         """The outputs of the tangent model at v."""
@@ -266,6 +275,8 @@ class _Plan:
     tolerance: float
     limit: int
     room: int
+    most: int
+    """The largest dimension of the first space."""
     every: int
 
 
@@ -306,8 +317,11 @@ class _Iteration:
         numbers = {"done": self.done, "relative": self.relative, "restarts": self.restarts}
         return {"v": self.v, "first": first, **numbers, **self.krylov.state()}
 
-    def restore(self, state: dict[str, Any]) -> None:
-        self.first = None if state["first"] is None else self.krylov.restored(state["first"])
+    def restore(self, state: dict[str, Any], plan: _Plan) -> None:
+        if state["first"] is not None:
+            self.first = self.krylov
+            self.first.restore(state["first"])
+            self.krylov = self.first.beside(self.room(plan))
         self.krylov.restore(state)
         self.v = state["v"].to(self.v.device)
         self.done, self.relative, self.restarts = state["done"], state["relative"], state["restarts"]
@@ -317,13 +331,15 @@ def _iterate(problem: Problem, plan: _Plan, checkpoint: Checkpoint | None) -> Ta
     """Solve the problem, and solve it again for what rounding and a full memory have left."""
     jacobian, right = problem.jacobian, problem.target - problem.start
     zero = torch.zeros(jacobian.shape[1], dtype=torch.float64, device=jacobian.device)
-    now = _Iteration(problem.krylov(right), zero)
+    began = time.monotonic()
+    now = _Iteration(problem.krylov(right, plan.most), zero)
+    title = f"tangent model ({plan.most} vectors take {size_text(plan.most * problem.each)} at most)"
+    announce(title, 2 * plan.most * (time.monotonic() - began))
     stored = None if checkpoint is None else _Stored(checkpoint, problem, now, plan.every)
     if stored is not None:
-        stored.resume(now)
+        stored.resume(now, plan)
     largest, steepest = 0.0, now.krylov.speed
-    most = min(plan.limit, plan.room, min(jacobian.shape)) * problem.each
-    with Bar(f"tangent model (vectors of {most / 1e9:.2g} GB at most)", total=1.0) as bar:
+    with Bar(title, total=1.0) as bar:
         while steepest > 0:
             met = _grow(now, problem.shift, plan, stored, bar)
             projection = now.krylov.project()
@@ -379,7 +395,7 @@ class _Stored:
         if now.done % self._every == 0:
             self._checkpoint.save({"name": self._name, "sizes": self._sizes, **now.state()})
 
-    def resume(self, now: _Iteration) -> None:
+    def resume(self, now: _Iteration, plan: _Plan) -> None:
         state = self._checkpoint.load()
         if state is None:
             return
@@ -391,7 +407,7 @@ class _Stored:
                 f"The checkpoint {self._checkpoint.path} belongs to another model or to other data; pass another file,"
                 " or delete it."
             )
-        now.restore(state)
+        now.restore(state, plan)
 
     def _agree(self, stored: Tensor) -> bool:
         """Whether the first gradient is the same up to the order of sums, which a GPU may change."""
