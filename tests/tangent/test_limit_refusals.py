@@ -279,5 +279,5 @@ def test_trained_factors_are_refused_in_the_standard_parametrisation(name: str) 
 def test_other_objects_are_refused() -> None:
     read: Any = inspect.unwrap(_read)  # the tests' checks of types would refuse them first
     for other in (None, "relu"):
-        with pytest.raises(ModelError, match="takes a module or a lazyscope.Model"):
+        with pytest.raises(ModelError, match=r"takes a module or a lazyscope\.Model"):
             read(other, points, "default", "ntk")
