@@ -19,7 +19,8 @@ from lazyscope.flow.objective import Objective, in_single, in_single_inputs
 from lazyscope.flow.trajectory import Observer, Progress, Recording, Trajectory
 from lazyscope.labels import Target
 from lazyscope.linalg.finite import check_finite
-from lazyscope.linalg.krylov import Krylov, Projection, vector_memory, vectors_within, working_memory
+from lazyscope.linalg.krylov import Krylov, vector_memory, vectors_within, working_memory
+from lazyscope.linalg.projection import Projection
 from lazyscope.loss import Loss, Square
 from lazyscope.memory import Memory
 from lazyscope.model.base import Model

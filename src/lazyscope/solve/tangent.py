@@ -29,7 +29,8 @@ from lazyscope.errors import InputError
 from lazyscope.flow.checkpoint import Checkpoint
 from lazyscope.flow.objective import Times, check_times, in_single, in_single_inputs
 from lazyscope.labels import Target
-from lazyscope.linalg.krylov import Krylov, Projection, vector_memory, vectors_within, working_memory
+from lazyscope.linalg.krylov import Krylov, vector_memory, vectors_within, working_memory
+from lazyscope.linalg.projection import Projection
 from lazyscope.memory import Memory, parse_memory, size_text
 from lazyscope.model.base import Model, check_inputs, flatten
 from lazyscope.model.jacobian import JacobianOperator
