@@ -1,4 +1,7 @@
-"""The tangent model solved without its kernel, against the dense closed form."""
+"""The tangent model solved without its kernel, against the dense closed form.
+
+Longer than 350 lines because solutions, flows, checkpoints, memory and refusals share their problems.
+"""
 
 from __future__ import annotations
 
@@ -129,7 +132,7 @@ def test_errors_of_few_iterations_are_within_their_bounds(n: int, iterations: in
     st.integers(1, 15), st.integers(1, 15), st.integers(1, 3), st.sampled_from([0.0, 1e-3, 1.0]), st.integers(0, 999)
 )
 def test_bounds_hold_whatever_the_norm_of_the_operator(n: int, p: int, size: int, shift: float, seed: int) -> None:
-    """Right-hand sides that hardly contain the largest singular vectors, so that few iterations do not find them."""
+    """The largest singular vectors are only a small part of these right-hand sides, so few iterations miss them."""
     random = torch.Generator().manual_seed(seed)
     left = torch.linalg.qr(torch.randn(n, n, generator=random, dtype=torch.float64))[0]
     right = torch.linalg.qr(torch.randn(p, p, generator=random, dtype=torch.float64))[0]

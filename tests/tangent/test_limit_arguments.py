@@ -1,4 +1,7 @@
-"""Arguments of `limit_kernel`: variances, pairs of inputs, precisions and modules, and what is refused."""
+"""Arguments of `limit_kernel`: variances, pairs of inputs, precisions and modules, and what is refused.
+
+Longer than 350 lines because each argument has its valid values and its refusals.
+"""
 
 from __future__ import annotations
 

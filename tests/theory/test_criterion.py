@@ -1,4 +1,7 @@
-"""κ, the criterion and the alignment for every loss and metric, against dense float64 tensors."""
+"""κ, the criterion and the alignment for every loss and metric, against dense float64 tensors.
+
+Longer than 350 lines because the dense reference is written out for every loss.
+"""
 
 from __future__ import annotations
 

@@ -11,8 +11,6 @@ Longer than 350 lines because all arguments are documented.
 
 from __future__ import annotations
 
-import hashlib
-import json
 import math
 from collections.abc import Callable
 from contextlib import nullcontext
@@ -34,9 +32,9 @@ from lazyscope.linalg.krylov import Krylov
 from lazyscope.model.base import Model
 from lazyscope.model.inputs import check_samples
 from lazyscope.progress import Bar
+from lazyscope.solve.identity import identity
 from lazyscope.solve.products import Products
 from lazyscope.solve.tangent import Problem, TangentSolution, posed
-from lazyscope.tangent.source import Tangent, digest
 
 MOMENTUM = 0.9
 
@@ -176,10 +174,8 @@ class _Stored:
     """The iteration in a file, with a checksum of the problem and of the options."""
 
     def __init__(self, checkpoint: Checkpoint, problem: Problem, options: dict[str, object]) -> None:
-        self._checkpoint, self._device, jacobian = checkpoint, problem.jacobian.device, problem.jacobian
-        recipe = Tangent(jacobian.model).recipe(jacobian.batches)
-        right = digest([("start", problem.start), ("target", problem.target)])
-        self._name = hashlib.sha256(json.dumps([recipe, right, options]).encode()).hexdigest()
+        self._checkpoint, self._device = checkpoint, problem.jacobian.device
+        self._name = identity(problem.jacobian, problem.target, (problem.centred, *options.items()))
 
     def save(self, now: _State) -> None:
         if now.done % self._checkpoint.every == 0:
