@@ -179,6 +179,26 @@ def test_adaptivity_claims() -> None:
         assert len(adaptivity.figure(laws(0.5, (1.0, 0.05))).axes) == 3
 
 
+def test_adaptivity_claims_about_the_bound() -> None:
+    def full(net: float, growth: float) -> list[bool]:
+        """The claims that need many samples, for errors d^growth n^-net of the net."""
+        found = Trials(
+            Trial(
+                p,
+                {
+                    "net": np.full(2, float(p["dim"]) ** growth * float(p["samples"]) ** -net),
+                    "kernel": np.full(2, float(p["samples"]) ** -0.5),
+                },
+            )
+            for p in adaptivity.grid("paper")
+        )
+        return held(adaptivity.claims(found))[-2:]
+
+    assert full(1.0, 1.0) == [True, True]  # as measured: the error depends on n/d
+    assert full(0.1, 0.05) == [False, True]  # the bound for s = 1 has the exponent 1/4
+    assert full(0.5, 1.3) == [True, False]  # n ∝ d^2.6, where the bound for s = 1 has d²
+
+
 def test_rough_targets_are_lipschitz_and_even() -> None:
     problem = Projection.draw(2, 4, 200, 10, [0], cones=3)
     x, y = problem.x[0, :, 1:], problem.y[0]

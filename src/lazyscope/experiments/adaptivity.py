@@ -81,16 +81,10 @@ def claims(trials: Trials) -> list[Claim]:
         name: [(slope(trials, name, s, low), slope(trials, name, s, high)) for s in ROWS] for name in ("kernel", "net")
     }
     middle, most = trials.where(samples=FEW), int(trials.column("samples").max())
-    growth = {
-        name: [
-            exponent(np.array([low, high]), np.array([error_of(some, name, s, d)[0] for d in (low, high)]))
-            for s in ROWS
-        ]
-        for name, some in (("kernel", middle), ("net", trials.where(samples=most)))
-    }
-    local = {s: local_slopes(trials, "kernel", s, high) for s in ROWS}
-    shown = "; ".join(f"s = {s}: " + ", ".join(f"{each:.2f}" for each in found) for s, found in local.items())
-    whole = {s: [slope(trials, "net", s, d, math.inf) for d in (low, high)] for s in ROWS}
+    growth = [
+        exponent(np.array([low, high]), np.array([error_of(middle, "kernel", s, d)[0] for d in (low, high)]))
+        for s in ROWS
+    ]
     last = [error_of(middle, "net", s, high)[0] / error_of(middle, "kernel", s, high)[0] for s in ROWS]
     told = {name: "; ".join(f"s = {s}: {b:.2f}" for s, (_, b) in zip(ROWS, at[name], strict=True)) for name in at}
     first = ", ".join(f"{a:.2f}" for a, _ in at["kernel"])
@@ -117,23 +111,40 @@ def claims(trials: Trials) -> list[Claim]:
         Claim(
             f"at n = {FEW}, the kernel's error grows with d from {low} to {high} for every s, like d^p with p ≥ ½",
             "adaptivity",
-            "; ".join(f"s = {s}: {k:.2f}" for s, k in zip(ROWS, growth["kernel"], strict=True)),
-            all(power >= 0.5 for power in growth["kernel"]),
+            "; ".join(f"s = {s}: {k:.2f}" for s, k in zip(ROWS, growth, strict=True)),
+            all(power >= 0.5 for power in growth),
         ),
-        *(_asymptotic(growth["net"], whole, shown, local, low, high, most) if most > FEW else []),
+        *(_asymptotic(trials, high) if most > FEW else []),
     ]
 
 
-def _asymptotic(
-    growth: list[float],
-    whole: dict[int, list[float]],
-    shown: str,
-    local: dict[int, np.ndarray],
-    low: int,
-    high: int,
-    most: int,
-) -> list[Claim]:
-    """The claims that need many samples, which only the full size has."""
+def samples_growth(trials: Trials, rows: int) -> float:
+    """Return the exponent in d of the n at which the net reaches its last error at the largest d.
+
+    The n are interpolated in logarithms. Dimensions in which the least n suffices are left out.
+    """
+    dims = [int(d) for d in np.unique(trials.column("dim"))]
+    level = math.log(error_of(trials, "net", rows, dims[-1])[-1])
+    found: dict[int, float] = {}
+    for dim in dims:
+        errors = np.minimum.accumulate(np.log(error_of(trials, "net", rows, dim)))
+        if errors[0] > level:
+            counts = np.log(trials.where(rows=rows, dim=dim).column("samples"))
+            found[dim] = float(np.exp(np.interp(-level, -errors, counts)))
+    return exponent(np.array(list(found)), np.array(list(found.values()))) if len(found) > 1 else math.inf
+
+
+def _asymptotic(trials: Trials, high: int) -> list[Claim]:
+    """The claims that need many samples, which only the full size has.
+
+    The talk's rate for networks is an upper bound, and far from tight here: it allows errors n^{-1/(s+3)} and numbers
+    of samples d^{(s+3)/2}, where the measured errors depend on n/d, roughly like d/n.
+    """
+    dims = np.unique(trials.column("dim"))
+    local = {s: local_slopes(trials, "kernel", s, high) for s in ROWS}
+    shown = "; ".join(f"s = {s}: " + ", ".join(f"{each:.2f}" for each in found) for s, found in local.items())
+    whole = {s: [slope(trials, "net", s, int(d), math.inf) for d in dims] for s in ROWS}
+    samples = {s: samples_growth(trials, s) for s in ROWS}
     return [
         Claim(
             f"beyond n = {FEW} and at d = {high}, the kernel's error falls faster than n^-0.3 for every s, so that it "
@@ -143,16 +154,23 @@ def _asymptotic(
             all(found[-1] < -0.3 for found in local.values()),
         ),
         Claim(
-            f"the net's exponent over all n differs by at most 0.2 between d = {low} and d = {high}, for every s",
-            "√d n^{-1/(s+3)}: the exponent does not depend on d",
-            "; ".join(f"s = {s}: {a:.2f} and {b:.2f}" for s, (a, b) in whole.items()),
-            all(abs(a - b) <= 0.2 for a, b in whole.values()),
+            "the net's error falls with n at least as fast as the bound, at every d and for every s",
+            "√d n^{-1/(s+3)}: " + ", ".join(f"{-1 / (s + 3):.2f}" for s in ROWS),
+            "; ".join(
+                f"s = {s}: " + ", ".join(f"{e:.2f}" for e in found) + f", at most {max(found) + 1 / (s + 3):+.2f}"
+                for s, found in whole.items()
+            )
+            + " (d = "
+            + ", ".join(f"{d:.0f}" for d in dims)
+            + ")",
+            all(max(found) <= -1 / (s + 3) for s, found in whole.items()),
         ),
         Claim(
-            f"at n = {most}, the net's error grows with d from {low} to {high} like d^p with p ≤ 0.6, for every s",
-            "√d n^{-1/(s+3)}: p = ½ as n → ∞",
-            "; ".join(f"s = {s}: {p:.2f}, {p - 0.5:+.2f}" for s, p in zip(ROWS, growth, strict=True)),
-            all(power <= 0.6 for power in growth),
+            f"the number of samples with which the net reaches its last error at d = {high} grows with d at most as in "
+            "the bound, for every s",
+            "√d n^{-1/(s+3)}: n ∝ d^{(s+3)/2}, " + ", ".join(f"{(s + 3) / 2:.1f}" for s in ROWS),
+            "; ".join(f"s = {s}: {p:.2f}, {p - (s + 3) / 2:+.2f}" for s, p in samples.items()),
+            all(power <= (s + 3) / 2 for s, power in samples.items()),
         ),
     ]
 

@@ -29,7 +29,8 @@ def figure(trials: Trials) -> Figure:
     seed = typical(trials.where(**PANELS[0][1]))
     for axis, (title, panel) in zip(axes[0], PANELS, strict=True):
         draw(axis, trials.where(seed=seed, **panel)[0])
-        axis.set_title(f"$m={trials[0].params['width']}$: {title[0].lower()}{title[1:]}")
+        start = f"$m={trials[0].params['width']}$: n" if axis is axes[0, 0] else "l"
+        axis.set_title(start + title[1:])
         axis.set_ylabel("second coordinate" if axis is axes[0, 0] else "")
     explain(canvas)
     return canvas
