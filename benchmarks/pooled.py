@@ -1,11 +1,12 @@
 """Compare what may explain the distance from published accuracies of pooled limit kernels (Arora et al., 2020).
 
-    python benchmarks/pooled.py [--device cuda] [--images 1280] [--tests 1000] [--depth 14] [--small]
+    python benchmarks/pooled.py [--device cuda] [--images 1280] [--tests 1000] [--depth 14] [--small] [--codings 0 75]
 
 The figure `cnn-limit` has kernel regression without a ridge on the first images of CIFAR-10. Here the same kernel is
-computed for the images as they are and coded as JPEG once more, with as many training images of each class, and fitted
-by regression with several ridges and by a support vector machine with several constants C. --small reduces the images
-to a quarter of their side, which shows what to expect on a CPU. --save writes the kernels to a file.
+computed for the images as they are (--codings 0) and coded as JPEG once more (--codings 75, the quality), with as many
+training images of each class, and fitted by regression with several ridges and by a support vector machine with several
+constants C. --small reduces the images to a quarter of their side, which shows what to expect on a CPU. --save writes
+the kernels to a file.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ def balanced(images: Images, count: int, seed: int) -> Images:
     return replace(images, pixels=images.pixels[order], labels=images.labels[order])
 
 
-def normalised(sides: tuple[Images, Images], small: bool) -> list[Tensor]:
+def normalised(sides: tuple[Images, ...], small: bool) -> list[Tensor]:
     """The images with the mean and the standard deviation of all training images, as in `cnn-limit`."""
     every = sides[0].pixels[:10_000].double() / sides[0].white
     mean, std = (tuple(each.tolist()) for each in (every.mean((0, 2, 3)), every.std((0, 2, 3))))
@@ -68,6 +69,7 @@ def main() -> None:
     parser.add_argument("--tests", type=int, default=1000)
     parser.add_argument("--depth", type=int, default=14)
     parser.add_argument("--small", action="store_true")
+    parser.add_argument("--codings", type=int, nargs="+", default=[0, 75])
     parser.add_argument("--save", type=Path)
     given = parser.parse_args()
     options = {"depth": given.depth, "pooled": True, "weight_variance": 2.0}
@@ -75,9 +77,10 @@ def main() -> None:
     seen, unseen = cifar10.images("train"), cifar10.images("test")
     chosen, tests = balanced(seen, given.images, 0), unseen[: given.tests]
     kept: dict[str, np.ndarray] = {}
-    for name in ("as they are", "coded again"):
-        again = name == "coded again"
-        x, new = normalised((coded_again(chosen), coded_again(tests)) if again else (chosen, tests), given.small)
+    for quality in given.codings:
+        name = f"coded again with quality {quality}" if quality else "as they are"
+        sides = tuple(coded_again(each, quality=quality) if quality else each for each in (chosen, tests))
+        x, new = normalised(sides, given.small)
         x, new = x.to(given.device), new.to(given.device)
         began = time.perf_counter()
         kernel, cross = limit_kernel_convolution(x, **options), limit_kernel_convolution(new, x, **options)
