@@ -1,4 +1,4 @@
-"""The explorer that a test visits, one per module, since the event loop of a browser cannot be shared between them."""
+"""The explorer that tests visit, and a browser per module, since its event loop cannot be shared between them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def browser() -> Iterator[Browser]:
         yield found
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def address() -> Iterator[str]:
     with explorer() as link:
         yield link

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Iterator
 from pathlib import Path
 from urllib.parse import parse_qsl, urlsplit
 
 import numpy as np
 import pytest
 from playwright.sync_api import Browser
-from tests.app.visitor import CHROMIUM, Visitor, explorer
+from tests.app.visitor import CHROMIUM, Visitor
 
 from lazyscope.app.convex import FORMULAS
 from lazyscope.app.page import document
@@ -29,9 +28,8 @@ NEEDS = {"start": {"problem": FORMULAS["quadratic"]}}
 
 
 @pytest.fixture(scope="module")
-def visitor(browser: Browser) -> Iterator[Visitor]:
-    with explorer() as address:
-        yield Visitor(browser, address)
+def visitor(browser: Browser, address: str) -> Visitor:
+    return Visitor(browser, address)
 
 
 @pytest.fixture

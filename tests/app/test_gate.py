@@ -9,14 +9,12 @@ import os
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
 import pytest
-from tests.app.visitor import explorer
 
 from lazyscope.app import gate, serve
 from lazyscope.app.gate import BODY, WAITING, Gate
@@ -31,10 +29,9 @@ UPGRADE = {
 
 
 @pytest.fixture(scope="module")
-def address() -> Iterator[str]:
+def address(address: str) -> str:
     """The `host:port` of a real server."""
-    with explorer() as link:
-        yield urlsplit(link).netloc
+    return urlsplit(address).netloc
 
 
 Answer = tuple[int, dict[str, str], bytes]
