@@ -375,8 +375,8 @@ def _published(trials: Trials, flat: dict[Any, float]) -> list[Claim]:
                     f"{source:g} %",
                     f"{each:.1f} %, {each - source:+.1f} points",
                     abs(each - source) <= near,
-                    f"Part of it is that the images are coded with losses: one more coding costs {cost:.1f} points at "
-                    f"depth {depth}, flattened.",
+                    f"The images are coded with losses: a second coding costs {cost:.1f} points at depth {depth}, "
+                    "flattened, and the first changes pixels twice as much.",
                 )
             )
     return found
