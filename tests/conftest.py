@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 from contextlib import suppress
-from functools import partial
+from functools import partial, update_wrapper
 from types import FunctionType
 from typing import Any
 
@@ -29,7 +29,7 @@ def checked(function: Any = None, *, typechecker: Any) -> Any:
     notes = getattr(function, "__annotations__", {}).values()
     if isinstance(function, FunctionType) and not any("[Tensor" in str(note) for note in notes):
         with suppress(BeartypeDecorHintException):  # it cannot check some annotations, which `jaxtyped` leaves out
-            return typechecker(function)
+            return update_wrapper(typechecker(function), function)
     return jaxtyped(function, typechecker=typechecker)
 
 
