@@ -18,7 +18,7 @@ import lazyscope as ls
 from lazyscope.errors import LazyscopeError
 
 SLOW = os.environ.get("LAZYSCOPE_SLOW") == "1"
-COUNT = 500 if SLOW else 30
+COUNT = 500 if SLOW else 20
 TOLERANCE = 1e-8
 
 

@@ -40,7 +40,7 @@ def flat(v: ls.solve.TangentSolution) -> Tensor:
 
 def test_it_tends_to_the_minimiser_of_smallest_norm() -> None:
     model, x, y = problem()
-    found = sgd.tangent_sgd(model, x, y, epochs=3000, tolerance=1e-13, batch=6, deflated=16)
+    found = sgd.tangent_sgd(model, x, y, epochs=3000, tolerance=1e-13, batch=12, deflated=16)
     assert found.converged
     assert found.iterations < 3000
     jacobian = model.jacobian(x).flatten(0, -2)
