@@ -432,7 +432,8 @@ def _curves(axis: Axes, runs: list[Trial]) -> None:
 
 
 def _power(alpha: float) -> str:
-    return f"$10^{{{round(math.log10(alpha))}}}$"
+    power = round(math.log10(alpha))
+    return f"$10^{{{power}}}$" if math.isclose(alpha, 10.0**power) else f"{alpha:g}"
 
 
 def _flow(axis: Axes, trials: Trials) -> None:
