@@ -89,6 +89,7 @@ def errors() -> dict[str, tuple[str, str]]:
     return found
 
 
+@pytest.mark.xdist_group("wrong limits")  # one process computes the errors
 @pytest.mark.parametrize("name", WRONG)
 def test_wrong_arguments_are_refused(name: str, errors: dict[str, tuple[str, str]]) -> None:
     _, error, words = WRONG[name]
