@@ -52,7 +52,8 @@ import torch  # noqa: E402
 torch.set_num_threads(1)  # test processes share the cores
 
 # A deadline would measure the machine, which may be busy.
-hypothesis.settings.register_profile("untimed", deadline=None, max_examples=50)
+EXAMPLES = 100 if os.environ.get("LAZYSCOPE_SLOW") == "1" else 50
+hypothesis.settings.register_profile("untimed", deadline=None, max_examples=EXAMPLES)
 hypothesis.settings.load_profile("untimed")
 
 

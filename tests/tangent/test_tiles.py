@@ -155,8 +155,11 @@ def test_changed_tiles_are_set_aside_and_computed_again(tmp_path: Path) -> None:
     np.testing.assert_array_equal(tangent_kernel_to_zarr(small(), points(), path, tile=6)[...], whole)
 
 
+BITS = 1000 if os.environ.get("LAZYSCOPE_SLOW") == "1" else 300
+
+
 def test_no_flipped_bit_of_a_kernel_passes(tmp_path: Path) -> None:
-    """If a bit changes, one of 300, the kernel is read as it was written, or an error is raised."""
+    """If a bit changes, the kernel is read as it was written, or an error is raised."""
     path = tmp_path / "K.zarr"
     tiles = tangent_kernel_to_zarr(small(), points(3), path, tile=3)
     whole, recipe = tiles[...], tiles.recipe
@@ -164,7 +167,7 @@ def test_no_flipped_bit_of_a_kernel_passes(tmp_path: Path) -> None:
     contents = {file: file.read_bytes() for file in files}
     random = np.random.default_rng(0)
     refused = 0
-    for which, bit in random.integers(0, (len(files), 1 << 40), (300, 2)).tolist():
+    for which, bit in random.integers(0, (len(files), 1 << 40), (BITS, 2)).tolist():
         file = files[which]
         place, bit = divmod(bit % (8 * len(contents[file])), 8)
         file.write_bytes(
@@ -177,7 +180,7 @@ def test_no_flipped_bit_of_a_kernel_passes(tmp_path: Path) -> None:
         except StoreError:
             refused += 1
         file.write_bytes(contents[file])
-    assert refused > 285, "only layout may change"
+    assert refused > 0.95 * BITS, "only layout may change"
 
 
 def test_a_kernel_written_without_checksums_is_refused(tmp_path: Path) -> None:
