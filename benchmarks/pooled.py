@@ -1,12 +1,15 @@
 """Compare what may explain the distance from published accuracies of pooled limit kernels (Arora et al., 2020).
 
-    python benchmarks/pooled.py [--device cuda] [--images 1280] [--tests 1000] [--depth 14] [--small] [--codings 0 75]
+    python benchmarks/pooled.py [--device cuda] [--images 1280] [--tests 1000] [--depth 14] [--small] [--flattened]
+                                [--codings 0 75] [--colours 2] [--save FILE]
 
 The figure `cnn-limit` has kernel regression without a ridge on the first images of CIFAR-10. Here the same kernel is
 computed for the images as they are (--codings 0) and coded as JPEG once more (--codings 75, the quality), with as many
 training images of each class, and fitted by regression with several ridges and by a support vector machine with several
-constants C. --small reduces the images to a quarter of their side, which shows what to expect on a CPU. --save writes
-the kernels to a file.
+constants C. JPEG has removed the fine detail of colours already, which a second coding cannot show; --colours 2 takes the
+next step, and averages colours over 2×2 of its pixels of colour. --small reduces the images to a quarter of their side,
+which shows what to expect on a CPU. --flattened has the kernel without pooling, which is a thousand times faster. --save
+writes the kernels to a file.
 """
 
 from __future__ import annotations
@@ -14,6 +17,7 @@ from __future__ import annotations
 import argparse
 import time
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -28,6 +32,7 @@ from lazyscope.data.jpeg import coded_again
 from lazyscope.tangent.limit_convolution import limit_kernel_convolution
 from lazyscope.tangent.regression import kernel_regression
 
+BRIGHTNESS = (0.299, 0.587, 0.114)
 CLASSES, RIDGES, CONSTANTS = 10, (0.0, 1e-4, 1e-3, 1e-2), (1.0, 10.0, 100.0, 1e4)
 
 
@@ -46,6 +51,14 @@ def normalised(sides: tuple[Images, ...], small: bool) -> list[Tensor]:
     mean, std = (tuple(each.tolist()) for each in (every.mean((0, 2, 3)), every.std((0, 2, 3))))
     found = [replace(side, mean=mean, std=std).normalised() for side in sides]
     return [F.avg_pool2d(x, 4) for x in found] if small else found
+
+
+def coarse(images: Images, factor: int) -> Images:
+    """The images with colours averaged over squares of 2·factor pixels, and the brightness as it was."""
+    pixels = images.pixels.double()
+    brightness = (pixels * torch.tensor(BRIGHTNESS)[:, None, None]).sum(1, keepdim=True)
+    colours = F.interpolate(F.avg_pool2d(pixels - brightness, 2 * factor), scale_factor=2 * factor, mode="bilinear")
+    return replace(images, pixels=(brightness + colours).round().clamp(0, 255).to(torch.uint8))
 
 
 def accuracies(kernel: Tensor, cross: Tensor, seen: Tensor, unseen: Tensor) -> dict[str, float]:
@@ -69,18 +82,25 @@ def main() -> None:
     parser.add_argument("--tests", type=int, default=1000)
     parser.add_argument("--depth", type=int, default=14)
     parser.add_argument("--small", action="store_true")
-    parser.add_argument("--codings", type=int, nargs="+", default=[0, 75])
+    parser.add_argument("--flattened", action="store_true")
+    parser.add_argument("--codings", type=int, nargs="*", default=[0, 75])
+    parser.add_argument("--colours", type=int, nargs="*", default=[])
     parser.add_argument("--save", type=Path)
     given = parser.parse_args()
-    options = {"depth": given.depth, "pooled": True, "weight_variance": 2.0}
-    options["weight_rate"] = [0.0, *[2.0] * (given.depth - 2), 0.0]  # the first and the last layer are fixed
+    options = {"depth": given.depth, "pooled": not given.flattened, "weight_variance": 2.0}
+    if not given.flattened:
+        options["weight_rate"] = [0.0, *[2.0] * (given.depth - 2), 0.0]  # the first and the last layer are fixed
     seen, unseen = cifar10.images("train"), cifar10.images("test")
     chosen, tests = balanced(seen, given.images, 0), unseen[: given.tests]
     kept: dict[str, np.ndarray] = {}
-    for quality in given.codings:
-        name = f"coded again with quality {quality}" if quality else "as they are"
-        sides = tuple(coded_again(each, quality=quality) if quality else each for each in (chosen, tests))
-        x, new = normalised(sides, given.small)
+    changes = {
+        f"coded again with quality {quality}" if quality else "as they are": (
+            partial(coded_again, quality=quality) if quality else lambda each: each
+        )
+        for quality in given.codings
+    } | {f"colours {factor} times coarser": partial(coarse, factor=factor) for factor in given.colours}
+    for name, change in changes.items():
+        x, new = normalised((change(chosen), change(tests)), given.small)
         x, new = x.to(given.device), new.to(given.device)
         began = time.perf_counter()
         kernel, cross = limit_kernel_convolution(x, **options), limit_kernel_convolution(new, x, **options)
