@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 from functools import partial, update_wrapper
-from types import FunctionType
+from types import CellType, FunctionType
 from typing import Any
 
 import hypothesis
@@ -16,6 +16,27 @@ import pytest
 from beartype.roar import BeartypeDecorHintException
 
 jaxtyped = jaxtyping.jaxtyped
+
+
+templates: dict[tuple[Any, ...], Any] = {}
+
+
+def typed(function: Any, typechecker: Any) -> Any:
+    """Check types with beartype. The check of a function in a function is compiled once, and not for every closure."""
+    if "<locals>" not in function.__qualname__:
+        return typechecker(function)
+    key = (function.__code__, function.__qualname__, *map(str, function.__annotations__.values()))
+    if key not in templates:  # of a function without the variables around it, which would be kept alive
+        cells = tuple(CellType() for _ in function.__closure__ or ())
+        plain = FunctionType(function.__code__, function.__globals__, function.__name__, None, cells)
+        del update_wrapper(plain, function, updated=()).__wrapped__
+        templates[key] = typechecker(plain)
+    found = templates[key]
+    if "__beartype_func" not in (found.__kwdefaults__ or {}):  # nothing to check
+        return function
+    inner = FunctionType(found.__code__, found.__globals__, found.__name__)
+    inner.__kwdefaults__ = {**found.__kwdefaults__, "__beartype_func": function}
+    return update_wrapper(inner, function)
 
 
 def checked(function: Any = None, *, typechecker: Any) -> Any:
@@ -29,7 +50,7 @@ def checked(function: Any = None, *, typechecker: Any) -> Any:
     if not isinstance(function, FunctionType):
         return jaxtyped(function, typechecker=typechecker)
     try:
-        inner = typechecker(function)
+        inner = typed(function, typechecker)
     except BeartypeDecorHintException:  # it cannot check some annotations, which `jaxtyped` leaves out
         return jaxtyped(function, typechecker=typechecker)
     if not any("[Tensor" in str(note) for note in function.__annotations__.values()):
