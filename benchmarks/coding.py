@@ -52,7 +52,7 @@ def energies(pixels: np.ndarray) -> dict[str, float]:
     """The mean square of the coarse and of the fine part of brightness and of both colours, without the means."""
     index = np.maximum(*np.meshgrid(np.arange(SIDE), np.arange(SIDE)))
     bands = {"coarse": (index > 0) & (index < SIDE // 2), "fine": index >= SIDE // 2}
-    found = {}
+    found: dict[str, float] = {}
     for name, weights in COLOURS.items():
         squares = dctn(pixels.astype(float) @ np.array(weights), axes=(1, 2), norm="ortho") ** 2
         found |= {f"{name}, {band}": squares[:, rows].sum() / squares.size for band, rows in bands.items()}

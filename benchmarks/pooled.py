@@ -6,9 +6,9 @@
 The figure `cnn-limit` has kernel regression without a ridge on the first images of CIFAR-10. Here the same kernel is
 computed for the images as they are (--codings 0) and coded as JPEG once more (--codings 75, the quality), with as many
 training images of each class, and fitted by regression with several ridges and by a support vector machine with several
-constants C. JPEG has removed the fine detail of colours already, which a second coding cannot show; --colours 2 takes the
-next step, and averages colours over 2×2 of its pixels of colour. --small reduces the images to a quarter of their side,
-which shows what to expect on a CPU. --flattened has the kernel without pooling, which is a thousand times faster. --save
+constants C. JPEG has removed the fine detail of colours already, which a second coding cannot show; --colours 2 takes
+the next step, and averages colours over 2×2 of its pixels of colour. --small reduces the images to a quarter of their
+side, which shows what to expect on a CPU. --flattened has the kernel without pooling, a thousand times faster. --save
 writes the kernels to a file.
 """
 

@@ -1,7 +1,7 @@
 """Kernels of infinitely many channels against the recursion of the program that Arora et al. (2019) published.
 
-Written from that program (github.com/ruosongwang/CNTK), not from ours: a whole array of covariances between all positions
-of two images, sums over 3×3 neighbourhoods without weights, and one division by 9 with each activation.
+Written from that program (github.com/ruosongwang/CNTK), not from ours: a whole array of covariances between all
+positions of two images, sums over 3×3 neighbourhoods without weights, and one division by 9 with each activation.
 """
 
 from __future__ import annotations
@@ -21,9 +21,10 @@ def sums(s: Array) -> Array:
     """Sum over the nine equal offsets of both positions, with zeros outside."""
     height, width = s.shape[:2]
     padded = np.pad(s, 1)
-    return np.sum(
-        [padded[i : i + height, j : j + width, i : i + height, j : j + width] for i in range(3) for j in range(3)], 0
-    )
+    found = np.zeros_like(s)
+    for i, j in np.ndindex(3, 3):
+        found += padded[i : i + height, j : j + width, i : i + height, j : j + width]
+    return found
 
 
 def activated(s: Array, theta: Array, left: Array, right: Array) -> tuple[Array, Array]:
