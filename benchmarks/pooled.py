@@ -45,9 +45,9 @@ def balanced(images: Images, count: int, seed: int) -> Images:
     return replace(images, pixels=images.pixels[order], labels=images.labels[order])
 
 
-def normalised(sides: tuple[Images, ...], small: bool) -> list[Tensor]:
+def normalised(sides: tuple[Images, ...], like: Images, small: bool) -> list[Tensor]:
     """The images with the mean and the standard deviation of all training images, as in `cnn-limit`."""
-    every = sides[0].pixels[:10_000].double() / sides[0].white
+    every = like.pixels.double() / like.white
     mean, std = (tuple(each.tolist()) for each in (every.mean((0, 2, 3)), every.std((0, 2, 3))))
     found = [replace(side, mean=mean, std=std).normalised() for side in sides]
     return [F.avg_pool2d(x, 4) for x in found] if small else found
@@ -100,7 +100,7 @@ def main() -> None:
         for quality in given.codings
     } | {f"colours {factor} times coarser": partial(coarse, factor=factor) for factor in given.colours}
     for name, change in changes.items():
-        x, new = normalised((change(chosen), change(tests)), given.small)
+        x, new = normalised((change(chosen), change(tests)), seen, given.small)
         x, new = x.to(given.device), new.to(given.device)
         began = time.perf_counter()
         kernel, cross = limit_kernel_convolution(x, **options), limit_kernel_convolution(new, x, **options)

@@ -59,7 +59,7 @@ def published(x: Array, z: Array, depth: int, pooled: bool) -> float:
 @pytest.mark.parametrize("pooled", [False, True])
 @pytest.mark.parametrize("depth", [3, 6, 14])
 def test_published_program(depth: int, pooled: bool) -> None:
-    """The kernels differ by a factor, which regression without a ridge does not see: its choice of scales."""
+    """The kernels differ by a constant factor, which regression without a ridge does not see."""
     x1, x2 = normal(3, 3, 6, 6), normal(2, 3, 6, 6, seed=1)
     rates = [0.0, *[2.0] * (depth - 2), 0.0] if pooled else 2.0
     ours = limit_kernel_convolution(x1, x2, depth=depth, pooled=pooled, weight_variance=2.0, weight_rate=rates)
