@@ -18,7 +18,7 @@ import lazyscope as ls
 from lazyscope.errors import InputError
 from lazyscope.inspect import Report, Word, inspect
 from lazyscope.inspect.advice import warning_of
-from lazyscope.inspect.torch_loss import Given, understood
+from lazyscope.inspect.torch_loss import Given, Smoothed, understood
 from lazyscope.loss import CrossEntropy, Square
 
 N, STEPS = 12, 8
@@ -121,14 +121,54 @@ def test_losses_of_torch_are_those_of_lazyscope_up_to_a_factor() -> None:
         assert understood(loss, y, start)[0] == known
     padded = torch.where(torch.arange(N) < 3, -100, y)
     assert understood(nn.CrossEntropyLoss(), padded, start)[0] == CrossEntropy(ignore_index=-100)
-    for loss in (nn.CrossEntropyLoss(label_smoothing=0.1), nn.CrossEntropyLoss(weight=torch.ones(3).double())):
-        assert isinstance(understood(loss, y, start)[0], Given)
+    assert isinstance(understood(nn.CrossEntropyLoss(weight=torch.ones(3).double()), y, start)[0], Given)
     square, mean = (quick(net_of(), x, x[:, :3], loss, steps=2) for loss in (Square(), nn.MSELoss()))
     assert understood(nn.MSELoss(), x[:, :3], start)[0] == Square()
     assert mean.scale.relative.residual == square.scale.relative.residual
     assert mean.scale.symbol == "κ"
     assert mean.courses[0].loss == square.courses[0].loss
     assert any("up to a factor" in note for note in mean.notes)
+
+
+@pytest.mark.parametrize("kind", ["classes", "ignored", "probabilities"])
+def test_label_smoothing_has_the_infimum_of_its_targets(kind: str) -> None:
+    """The loss is PyTorch's, its gradient too, and its infimum is what a minimiser over the outputs finds."""
+    x, y = data()
+    start, own = net_of()(x).detach(), nn.CrossEntropyLoss(label_smoothing=0.1)
+    if kind == "ignored":
+        y = torch.where(torch.arange(N) < 3, -100, y)
+    if kind == "probabilities":
+        y = torch.softmax(x[:, :3], 1)
+    loss, targets, notes = understood(own, y, start)
+    assert isinstance(loss, Smoothed)
+    assert any("label smoothing 0.1" in note for note in notes)
+    risk = loss.risk(start, targets)
+    assert float(risk(start)) == pytest.approx(float(own(start, y)), rel=1e-12)
+    leaf = start.clone().requires_grad_()
+    own(leaf, y).backward()
+    assert leaf.grad is not None
+    assert torch.allclose(risk.gradient(start) / N, leaf.grad, atol=1e-14)
+    lowest = start.clone().requires_grad_()
+    steps = torch.optim.LBFGS([lowest], max_iter=500, tolerance_grad=1e-10, line_search_fn="strong_wolfe")
+
+    def closure() -> Tensor:
+        steps.zero_grad()
+        value: Tensor = own(lowest, y)
+        value.backward()
+        return value
+
+    steps.step(closure)  # type: ignore[no-untyped-call, unused-ignore]
+    least = own(lowest.detach(), y)
+    assert float(least) > 0.1
+    assert float(risk.excess(start)) == pytest.approx(float(own(start, y) - least), rel=1e-8)
+
+
+def test_the_report_on_a_smoothed_loss_assumes_nothing() -> None:
+    found = quick(net_of(), *data(), loss=nn.CrossEntropyLoss(label_smoothing=0.1), steps=2)
+    assert found.scale.symbol == "criterion"
+    assert not any("assumes that it is 0" in note for note in found.notes)
+    assert found.limits.torch_loss == "nn.CrossEntropyLoss(label_smoothing=0.1)"
+    assert found.prediction is not None
 
 
 def test_the_criterion_of_any_loss() -> None:

@@ -13,7 +13,7 @@ from lazyscope.flow import tangent_flow
 from lazyscope.inspect.reading import Reading
 from lazyscope.inspect.subject import Subject
 from lazyscope.inspect.tangent import Kernel, Tangent
-from lazyscope.inspect.torch_loss import Given
+from lazyscope.inspect.torch_loss import Given, Smoothed
 from lazyscope.loss import CrossEntropy, Loss, Square
 
 TIMES = 80
@@ -196,7 +196,8 @@ def _torch(loss: Loss, subject: Subject) -> tuple[str, float]:
     """Return the name of the corresponding loss of PyTorch, and the factor by which R exceeds it."""
     if isinstance(loss, Square):
         return "nn.MSELoss()", subject.k / 2
-    if isinstance(loss, CrossEntropy):
+    if isinstance(loss, CrossEntropy | Smoothed):
         positions = int(subject.kept.sum()) // subject.start.shape[-1]  # over which PyTorch averages
-        return "nn.CrossEntropyLoss()", positions / subject.counted(subject.n)
+        options = f"label_smoothing={loss.share:g}" if isinstance(loss, Smoothed) else ""
+        return f"nn.CrossEntropyLoss({options})", positions / subject.counted(subject.n)
     return (loss.name, 1.0) if isinstance(loss, Given) else ("a mean over all outputs", float(subject.k))

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from lazyscope.errors import InputError
-from lazyscope.labels import Labels, Reals, as_numbers
+from lazyscope.labels import Classes, Labels, Reals, as_numbers
 from lazyscope.loss import CrossEntropy, Loss, Square
 
 TorchLoss: TypeAlias = Callable[[Any, Any], Any]
@@ -76,6 +76,56 @@ class Given(Loss):
         return torch.zeros_like(target)
 
 
+@final
+@dataclass(frozen=True)
+class Smoothed(Loss):
+    """The cross-entropy of PyTorch with label smoothing, up to a factor.
+
+    Targets t are replaced by (1 - s)t + s/k for k classes. The infimum over all outputs is the entropy of these
+    probabilities.
+
+    Args:
+        share: The share s of the targets that is spread over all classes.
+        ignore_index: The class index of samples to ignore. `None` ignores no sample.
+    """
+
+    share: float
+    ignore_index: int | None = None
+    smoothness: ClassVar[float] = CrossEntropy.smoothness
+    strong_convexity: ClassVar[float] = CrossEntropy.strong_convexity
+
+    @property
+    def labels(self) -> Labels:
+        """The kind of targets, class indices or probabilities."""
+        return Classes(self.ignore_index)
+
+    def terms(self, y: Tensor, target: Tensor) -> Tensor:
+        """Compute -t_c log softmax(y)_c for each class, with smoothed targets.
+
+        Args:
+            y: The outputs.
+            target: The encoded targets, of the shape of `y`.
+
+        Returns:
+            The terms, of the shape of `y`.
+        """
+        return CrossEntropy().terms(y, self._spread(target))
+
+    def infimum(self, target: Tensor) -> Tensor:
+        """Compute the entropy of the smoothed targets, one term for each class.
+
+        Args:
+            target: The encoded targets, which may be probabilities times the weight of their samples.
+
+        Returns:
+            The terms, of the shape of the targets.
+        """
+        return CrossEntropy().infimum(self._spread(target))
+
+    def _spread(self, target: Tensor) -> Tensor:
+        return (1 - self.share) * target + self.share * target.mean(-1, keepdim=True)  # zeros of ignored samples stay
+
+
 def name_of(loss: object) -> str:
     """Name a loss as a user would write it.
 
@@ -87,6 +137,8 @@ def name_of(loss: object) -> str:
     """
     if isinstance(loss, Given):
         return loss.name
+    if isinstance(loss, Smoothed):
+        return f"CrossEntropy with label smoothing {loss.share:g}"
     if isinstance(loss, Loss):
         return type(loss).__name__
     if isinstance(loss, nn.Module):
@@ -98,7 +150,7 @@ def understood(loss: TorchLoss, y: Tensor, start: Tensor) -> tuple[Loss, Tensor,
     """Convert a loss of the user to one of lazyscope.
 
     `nn.MSELoss` and `nn.CrossEntropyLoss` are `Square` and `CrossEntropy` up to a factor, which changes neither κ nor
-    the criterion.
+    the criterion; with label smoothing, the latter is `Smoothed`.
 
     Args:
         loss: The loss of the user.
@@ -147,9 +199,9 @@ def _known(loss: TorchLoss, y: Tensor, start: Tensor) -> Loss | None:
     """Return the loss of lazyscope that is proportional to a loss of PyTorch on these shapes."""
     if loss is F.mse_loss or (type(loss) is nn.MSELoss and loss.reduction != "none"):
         return Square() if y.shape == start.shape and y.is_floating_point() else None
-    plain = type(loss) is nn.CrossEntropyLoss and loss.weight is None and not loss.label_smoothing
-    if (loss is F.cross_entropy or plain) and start.ndim == 2:
-        index = loss.ignore_index if isinstance(loss, nn.CrossEntropyLoss) else -100
-        ignored = not y.is_floating_point() and bool((y == index).any())
-        return CrossEntropy(ignore_index=index if ignored else None)
+    plain = nn.CrossEntropyLoss() if loss is F.cross_entropy else loss
+    if type(plain) is nn.CrossEntropyLoss and plain.weight is None and start.ndim == 2:
+        ignored = not y.is_floating_point() and bool((y == plain.ignore_index).any())
+        index = plain.ignore_index if ignored else None
+        return Smoothed(plain.label_smoothing, index) if plain.label_smoothing else CrossEntropy(index)
     return None
