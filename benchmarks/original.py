@@ -88,8 +88,8 @@ def report(title: str, with_loss: Tensor, without: Tensor) -> None:
 
 def flattened(versions: list[dict[str, Tensor]], labels: dict[str, Tensor], depth: int, device: str) -> None:
     """Fit all files but one, and test on that one, for each of them."""
-    names, sizes = list(labels), [len(each) for each in labels.values()]
-    every, part = torch.cat(list(labels.values())), torch.repeat_interleave(torch.arange(len(names)), torch.tensor(sizes))
+    names, every = list(labels), torch.cat(list(labels.values()))
+    part = torch.cat([torch.full_like(each, place) for place, each in enumerate(labels.values())])
     found: dict[int, list[Tensor]] = {}
     for x in versions:
         began = time.perf_counter()
@@ -145,7 +145,8 @@ def main() -> None:
     sides = {split: cifar10.images(split) for split in ("train", "test")}
     lossy = {name: coded(each, sides[FILES[name]]) for name, each in plain.items()}
     change = torch.cat([lossy[name].pixels.double() - plain[name].pixels.double() for name in FILES])
-    print(f"{len(change)} images; coding changes a pixel by {float(change.square().mean().sqrt()):.1f} of 255", flush=True)
+    apart = float(change.square().mean().sqrt())
+    print(f"{len(change)} images; coding changes a pixel by {apart:.1f} of 255", flush=True)
     versions, labels = [normalised(lossy), normalised(plain)], {name: each.labels for name, each in plain.items()}
     for depth in given.depths:
         flattened(versions, labels, depth, given.device)

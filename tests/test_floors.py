@@ -21,7 +21,7 @@ FLOORS = (
     {"ambient", "extras", "memory", "notices", "progress"},
     {"linalg", "stream", "labels"},
     {"model", "loss", "data"},
-    {"flow", "tangent", "theory"},
+    {"flow", "tangent", "theory", "torch_loss"},
     {"diagnose", "solve"},
     {"lab", "problem", "certify"},
     {"phase"},  # diagrams of any model, which figures draw too

@@ -18,6 +18,7 @@ from lazyscope import Linearised, Model, Scaled, relative_scale, tangent_kernel
 from lazyscope.diagnose import KernelSketch, Monitor, activation_stability, kernel_drift
 from lazyscope.diagnose.monitor import read
 from lazyscope.errors import InputError, LazyscopeError, ModelError, StoreError
+from lazyscope.loss import CrossEntropy
 
 
 @pytest.fixture
@@ -182,6 +183,36 @@ def test_it_predicts_with_the_number_that_belongs_to_the_loss(x: Tensor) -> None
     assert found is not None
     assert found.value == pytest.approx(known.value, rel=1e-2)
     assert Monitor(Linearised(net), x, labels).scale is None
+
+
+def test_it_predicts_for_losses_of_torch_and_of_the_user(x: Tensor) -> None:
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(4, 6), nn.Tanh(), nn.Linear(6, 2)).double()
+    labels = torch.tensor([0, 1] * 5)
+    numbers = torch.eye(2).double()[labels]
+    known = Monitor(net, x, labels)
+    assert known.scale is not None
+    found = Monitor(net, x, labels, loss=nn.CrossEntropyLoss())
+    assert found.scale is not None
+    assert (found.scale.value, found.scale.loss) == (known.scale.value, known.scale.loss)
+    assert "scale" not in found.notes
+    smoothed = Monitor(net, x, labels, loss=nn.CrossEntropyLoss(label_smoothing=0.2)).scale
+    exact = relative_scale(net, x, 0.8 * numbers + 0.1, loss=CrossEntropy())
+    assert smoothed is not None
+    assert smoothed.value == pytest.approx(exact.value, rel=1e-2)
+    assert smoothed.value < 0.9 * known.scale.value, "the loss is closer to its infimum"
+    square = Monitor(net, x, numbers, loss=nn.MSELoss()).scale
+    same = Monitor(net, x, numbers).scale
+    assert square is not None
+    assert same is not None
+    assert (square.value, square.symbol) == (same.value, "κ")
+    own = Monitor(net, x, numbers, loss=lambda out, y: (out - y).square().mean())
+    assert own.scale is not None
+    assert own.scale.criterion == pytest.approx(square.criterion, rel=1e-2)
+    assert "assumes that it is 0" in own.notes["scale"]
+    negative = Monitor(net, x, numbers, loss=lambda out, y: (out - y).square().mean() - 9)
+    assert negative.scale is None
+    assert "negative" in negative.notes["scale"]
 
 
 def test_a_network_with_kinks_is_noted_in_the_prediction(net: nn.Sequential, x: Tensor) -> None:

@@ -18,8 +18,8 @@ import lazyscope as ls
 from lazyscope.errors import InputError
 from lazyscope.inspect import Report, Word, inspect
 from lazyscope.inspect.advice import warning_of
-from lazyscope.inspect.torch_loss import Given, Smoothed, understood
 from lazyscope.loss import CrossEntropy, Square
+from lazyscope.torch_loss import Given, Smoothed, understood
 
 N, STEPS = 12, 8
 quick = functools.partial(inspect, alphas=(10.0,), steps=STEPS, seconds=0.5, progress=lambda *_: None)

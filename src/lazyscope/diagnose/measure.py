@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import TypeAlias, TypeVar, final
+from typing import TypeVar, final
 
 import torch
 from torch import Tensor
@@ -23,9 +23,7 @@ from lazyscope.loss import Loss
 from lazyscope.model.increment import Scale
 from lazyscope.notices import collected
 from lazyscope.theory.relative_scale import encoded
-
-TorchLoss: TypeAlias = Callable[[Tensor, Tensor], Tensor]
-"""A loss of torch: a function of the outputs and the targets that returns a scalar."""
+from lazyscope.torch_loss import TorchLoss
 
 T = TypeVar("T")
 

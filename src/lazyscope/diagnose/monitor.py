@@ -7,7 +7,7 @@ import time
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, final
 
@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from lazyscope._typing import Inputs
 from lazyscope.ambient import derivatives
-from lazyscope.diagnose.measure import Probe, TorchLoss
+from lazyscope.diagnose.measure import Probe
 from lazyscope.diagnose.record import LayerRecord, Record, from_plain, to_plain
 from lazyscope.diagnose.schedule import Every, Schedule, WithinBudget
 from lazyscope.diagnose.sinks import CsvSink, Sink, Where, read, runs, sink_of
@@ -32,6 +32,7 @@ from lazyscope.model.metric import Metric, optimiser_metric
 from lazyscope.notices import collected
 from lazyscope.theory.criterion import Descent, RelativeScale
 from lazyscope.theory.relative_scale import relative_scale
+from lazyscope.torch_loss import Given, TorchLoss, name_of, understood
 
 __all__ = ["Monitor", "Record", "read", "runs"]
 
@@ -69,9 +70,10 @@ class Monitor:
         x_probe: The inputs on which the network is compared.
         y_probe: The targets of these inputs, as in `relative_scale`. `None` leaves out the prediction, the alignment,
             the loss, the sharpness and the edge of stability.
-        loss: The loss of the training, one of `lazyscope.loss`, or a function of outputs and targets such as
-            `nn.MSELoss()`, for which no prediction is made. `None` is cross-entropy for class indices and the square
-            loss for numbers. The sharpness is that of this function: `nn.MSELoss` is twice the mean of `Square`.
+        loss: The loss of the training, one of `lazyscope.loss`, a loss of PyTorch such as `nn.CrossEntropyLoss()`, or
+            any function of outputs and targets that returns a scalar. `None` is cross-entropy for class indices and
+            the square loss for numbers. The sharpness is that of this function: `nn.MSELoss` is twice the mean of
+            `Square`. The prediction takes the infimum of a function of your own to be 0, and `notes` says so.
         optimiser: The optimiser of the training (`SGD`, `Adam` or `AdamW`), for the edge of stability. `None` leaves
             it out.
         metric: The metric of the prediction, as in `relative_scale`: an optimiser that trains `net` and has made a
@@ -93,7 +95,7 @@ class Monitor:
         records: The records so far.
         initial: The record at the start.
         scale: κ and the criterion at the start (a `RelativeScale`), those of αh for a `Scaled` module. It is
-            `None` without targets, for a loss of torch, and at α = ∞.
+            `None` without targets, at α = ∞, and for a loss that is negative at the start.
         step: The number of steps so far.
         run: The name of the run.
 
@@ -166,15 +168,26 @@ class Monitor:
         """Compute κ and the criterion at the start, if there are targets and the loss has them."""
         y, loss = self._asked[:2]
         subject, start = self._probe.subject, self._probe.start
-        if y is None or not (loss is None or isinstance(loss, Loss)) or math.isinf(subject.alpha):
+        if y is None or math.isinf(subject.alpha):
             return None
+        y = as_target(y, start).to(start.device)
+        if loss is not None and not isinstance(loss, Loss):
+            try:
+                loss, y, words = understood(loss, y, start)
+            except InputError as error:
+                self._probe.notes["scale"] = str(error)
+                return None
+            if isinstance(loss, Given):
+                self._probe.notes["scale"] = " ".join(words)
         if isinstance(metric, torch.optim.Optimizer):
             metric = optimiser_metric(metric, subject.model, subject.net)
         with collected([]):  # the notice about kinks is part of the result
             found = relative_scale(
-                subject.model, self._probe.x, as_target(y, start).to(start.device), loss=loss, metric=metric,
+                subject.model, self._probe.x, y, loss=loss, metric=metric,
                 batch=max(len(start), 1), tolerance=_TOLERANCE, iterations=_ITERATIONS,
             )  # fmt: skip
+        if loss is not None:
+            found = replace(found, loss=name_of(loss))
         if subject.plain:
             return found
         return (found.centred() if subject.centred else found).scaled(subject.alpha)

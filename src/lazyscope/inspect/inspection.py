@@ -25,7 +25,6 @@ from lazyscope.inspect.report import About, Report
 from lazyscope.inspect.scale import scale_of
 from lazyscope.inspect.subject import Subject, subject
 from lazyscope.inspect.tangent import Kernel, kernel_of, steepest, tangent_of
-from lazyscope.inspect.torch_loss import name_of
 from lazyscope.inspect.training import Plan, plan, tangents, train
 from lazyscope.inspect.verdict import judge
 from lazyscope.lab.provenance import place, provenance
@@ -33,6 +32,7 @@ from lazyscope.linalg.threads import threads_for
 from lazyscope.memory import Memory, parse_memory
 from lazyscope.notices import collected
 from lazyscope.progress import Bar, quiet
+from lazyscope.torch_loss import name_of
 
 ALPHAS = (1.0, 10.0, 100.0)
 """The default scales at which the model is trained."""

@@ -13,8 +13,8 @@ from lazyscope.flow import tangent_flow
 from lazyscope.inspect.reading import Reading
 from lazyscope.inspect.subject import Subject
 from lazyscope.inspect.tangent import Kernel, Tangent
-from lazyscope.inspect.torch_loss import Given, Smoothed
 from lazyscope.loss import CrossEntropy, Loss, Square
+from lazyscope.torch_loss import Given, Smoothed
 
 TIMES = 80
 """The number of times at which the curve is computed."""

@@ -12,7 +12,6 @@ from lazyscope.inspect.budget import Clock
 from lazyscope.inspect.reading import Reading, percent, short
 from lazyscope.inspect.subject import Subject
 from lazyscope.inspect.tangent import Tangent
-from lazyscope.inspect.torch_loss import name_of
 from lazyscope.linalg.bilinear import Bilinear, bilinear_norm
 from lazyscope.linalg.compose import Diagonal, Product, Transformed
 from lazyscope.linalg.eigen import operator_norm
@@ -20,6 +19,7 @@ from lazyscope.model.differences import second_derivative
 from lazyscope.model.jacobian import JacobianOperator
 from lazyscope.theory.criterion import LAZY, RelativeScale
 from lazyscope.theory.relative_scale import encoded, pulled
+from lazyscope.torch_loss import name_of
 
 STARTS, FEW = 8, 2
 """The number of random starts of the search for ‖D²h‖, and the number if a product is expensive."""

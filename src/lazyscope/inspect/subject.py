@@ -12,7 +12,6 @@ from torch import Tensor, nn
 from lazyscope._typing import Inputs, Params
 from lazyscope.errors import InputError, ModelError
 from lazyscope.inspect.budget import Budget, draw
-from lazyscope.inspect.torch_loss import name_of, understood
 from lazyscope.labels import as_numbers, as_target
 from lazyscope.linalg.finite import check_finite
 from lazyscope.loss import CrossEntropy, Loss, Risk, Square, check_loss, matching_loss
@@ -20,6 +19,7 @@ from lazyscope.model.base import Model, check_inputs
 from lazyscope.model.coordinates import Alpha, Coordinates, Studied, check_alpha
 from lazyscope.model.inputs import Samples
 from lazyscope.model.samples import Coupling, coupling
+from lazyscope.torch_loss import name_of, understood
 
 
 @final
