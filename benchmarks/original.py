@@ -8,7 +8,7 @@ which are coded as JPEG on the Hugging Face hub, by the means of its squares of 
 the same, and no two may be found at one place. Both versions then have the same images, labels, kernels and fits, with
 means and deviations of their own.
 
-Flattened kernels (--depths) are fitted to all files but one, with all and with parts of their images, and tested on the
+Flattened kernels (--depths) are fitted to all files but one, to 1000, 2000 and all of their images, and tested on the
 images of that one, for each file in turn. Pooled kernels of 14 layers (--pooled) are fitted to some training images,
 in the order of the files, to their first half and so on, and tested on the file of test images. The standard error of
 a difference counts the images of which just one version is classified correctly. --images takes the first ones of each
@@ -35,6 +35,7 @@ from lazyscope.tangent.limit_convolution import limit_kernel_convolution
 from lazyscope.tangent.regression import kernel_regression
 
 CLASSES, SQUARE, SIDE = 10, 8, 32
+FEW = (1000, 2000)  # Arora et al. (2019) also print accuracies with 2000 training images
 FILES = {**{f"data_batch_{i}.bin": "train" for i in range(1, 6)}, "test_batch.bin": "test"}
 
 
@@ -90,27 +91,26 @@ def flattened(versions: list[dict[str, Tensor]], labels: dict[str, Tensor], dept
     """Fit all files but one, and test on that one, for each of them."""
     names, every = list(labels), torch.cat(list(labels.values()))
     part = torch.cat([torch.full_like(each, place) for place, each in enumerate(labels.values())])
-    found: dict[int, list[Tensor]] = {}
+    found: dict[int | None, list[Tensor]] = {}
     for x in versions:
         began = time.perf_counter()
         kernel = limit_kernel_convolution(
             torch.cat(list(x.values())).to(device), depth=depth, pooled=False, weight_variance=2.0
         ).cpu()
         print(f"flattened, depth {depth}: {len(kernel)} images in {time.perf_counter() - began:.0f} s", flush=True)
-        right: dict[int, list[Tensor]] = {}
+        right: dict[int | None, list[Tensor]] = {}
         for fold in range(len(names)):
             unseen, seen = (part == fold).nonzero()[:, 0], (part != fold).nonzero()[:, 0]
             order = seen[torch.randperm(len(seen), generator=torch.Generator().manual_seed(0))]
-            for share in (4, 2, 1):
-                few = order[: len(order) // share]
-                right.setdefault(share, []).append(
+            for count in (*FEW, None):
+                few = order[:count]
+                right.setdefault(count, []).append(
                     hits(kernel[few][:, few], kernel[unseen][:, few], every[few], every[unseen])
                 )
-        for share, parts in right.items():
-            found.setdefault(share, []).append(torch.cat(parts))
-    total = len(every) - len(every) // len(names)
-    for share, (with_loss, without) in found.items():
-        report(f"about {total // share} training images", with_loss, without)
+        for count, parts in right.items():
+            found.setdefault(count, []).append(torch.cat(parts))
+    for count, (with_loss, without) in found.items():
+        report(f"{count or 'all'} training images", with_loss, without)
 
 
 def pooled(versions: list[dict[str, Tensor]], labels: dict[str, Tensor], count: int, device: str) -> None:
