@@ -76,6 +76,41 @@ def test_products_of_low_precision_fit_as_well_up_to_their_precision(dtype: torc
     assert rough.loss <= 1.5 * exact.loss + 20 * torch.finfo(dtype).eps ** 2
 
 
+@given(m=st.integers(1, 4), length=st.integers(1, 50), entries=st.integers(1, 60))
+def test_inner_products_are_sums_over_parts(m: int, length: int, entries: int) -> None:
+    random = torch.Generator().manual_seed(length)
+    vectors, g = (torch.randn(*shape, length, generator=random).double() for shape in ((m,), ()))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sgd, "_ENTRIES", entries)
+        found = sgd._coefficients(vectors, g)
+    assert torch.allclose(found, vectors @ g, rtol=1e-12, atol=1e-13)
+
+
+def test_deflation_by_rounded_vectors_leaves_no_more_than_their_rounding_does() -> None:
+    """A gradient along an eigenvector is divided to a thousandth, though bfloat16 has fewer than three digits."""
+    torch.manual_seed(0)
+    exact = torch.linalg.qr(torch.randn(1 << 22, 3))[0].T.contiguous()
+    vectors = exact.bfloat16()
+    deflate = sgd._Deflation(vectors, torch.tensor([1e3, 1e3, 1e3]).double(), 1.0)
+    g = 7 * exact[0] - 3 * exact[2]
+    assert float((exact @ deflate(g) - 1e-3 * exact @ g).abs().max()) <= 2e-4 * float(g.norm())
+
+
+def test_the_number_of_checked_points_does_not_change_the_result(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, x, y = problem(150)
+    few = sgd.tangent_sgd(model, x, y, epochs=2, batch=70)
+    monkeypatch.setattr(sgd, "_CHECKED", 1000)
+    every = sgd.tangent_sgd(model, x, y, epochs=2, batch=70)
+    assert torch.allclose(flat(few), flat(every), rtol=1e-12, atol=1e-14)
+
+
+def test_products_that_are_not_finite_are_refused() -> None:
+    """The squares of these inputs are larger than any number of float32."""
+    x, y = 1e25 * torch.randn(8, 2), torch.randn(8, 1)
+    with pytest.raises(ModelError, match="rounded=None"):
+        sgd.tangent_sgd(nn.Linear(2, 1), x, y, epochs=2, batch=4, deflated=0)
+
+
 def test_the_same_seed_gives_the_same_bits_and_another_one_does_not() -> None:
     model, x, y = problem()
     one, same, other = (sgd.tangent_sgd(model, x, y, epochs=2, batch=5, seed=seed) for seed in (0, 0, 1))

@@ -95,6 +95,9 @@ class Setting:
     """The largest change of the test accuracy of a stable row when its epochs or iterations are doubled."""
 
 
+FEW = 16
+"""The number of images on which both ways of computing products are compared."""
+
 SIDE = 12
 """The side in pixels of the canvas on which quick digits are placed at random. Centred digits would be too easy."""
 
@@ -231,8 +234,11 @@ def _linearised(point: Params, device: torch.device) -> Result:
     model = Model(_net(setting, point)).to(device)
     began, passes = time.perf_counter(), int(point["passes"])
 
+    few = JacobianOperator(model, laid_out(held[:FEW].normalised()), batch=FEW)
+    automatic = Products(few).automatic  # checked once, on a few images, since the check is in full precision
+
     def jacobian(images: Images) -> Products:
-        return Products(JacobianOperator(model, laid_out(images.normalised()), batch=setting.size))
+        return Products(JacobianOperator(model, laid_out(images.normalised()), batch=setting.size), automatic=automatic)
 
     sides = [(jacobian(side), side.labels) for side in (held, unseen)]
     curve: list[tuple[int, float, float]] = []

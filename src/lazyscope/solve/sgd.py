@@ -30,7 +30,7 @@ from lazyscope.flow.checkpoint import Checkpoint
 from lazyscope.labels import Target
 from lazyscope.linalg.krylov import Krylov
 from lazyscope.model.base import Model
-from lazyscope.model.inputs import check_samples
+from lazyscope.model.inputs import check_samples, flatten
 from lazyscope.progress import Bar
 from lazyscope.solve.identity import identity
 from lazyscope.solve.products import Products
@@ -43,6 +43,12 @@ _POWERS = 12
 
 _SINGLE = 32
 """The number of single points whose largest eigenvalue is computed."""
+
+_CHECKED = 50
+"""The number of points on which both ways of computing products are compared, in full precision."""
+
+_ENTRIES = 1 << 14
+"""The number of entries of a part of an inner product."""
 
 _LARGER = 10.0
 """An epoch whose loss is this many times that of the best one is undone: the steps were too long, or momentum has
@@ -128,9 +134,11 @@ def tangent_sgd(
     if isinstance(x, DataLoader):
         raise InputError("Random batches cannot be taken from a DataLoader; pass the inputs, or use tangent_solve.")
     check_samples(x)
-    problem = posed(model, x, y, ridge=0.0, centred=centred, batch=batch, rounded=rounded)
+    few = _CHECKED if len(flatten(x)[1][0]) > batch > _CHECKED else batch
+    problem = posed(model, x, y, ridge=0.0, centred=centred, batch=few, rounded=rounded)
     if problem.jacobian.batches.whole:
         raise problem.jacobian.batches.uneven()
+    problem.jacobian.batches.size = batch
     n = problem.jacobian.n
     sample = min(max(500, n // 10) if sample is None else sample, n)
     options = {"batch": batch, "deflated": deflated, "sample": sample, "rounded": str(rounded), "seed": seed}
@@ -199,13 +207,27 @@ class _Deflation:
     """The map g ↦ g - Σ (1 - τ/λ) (e·g) e over the eigenvectors e with eigenvalues λ > τ."""
 
     def __init__(self, vectors: Tensor, values: Tensor, floor: float) -> None:
-        self._vectors, self._parts = vectors, (1 - floor / values).to(vectors)
+        self._vectors, self._parts = vectors, (1 - floor / values).to(vectors.device)
 
     def __call__(self, g: Float[Tensor, " p"]) -> Float[Tensor, " p"]:
         if not len(self._vectors):
             return g
-        along = self._parts * (self._vectors @ g.to(self._vectors.dtype))
-        return g - (along @ self._vectors).to(g.dtype)
+        along = self._parts * _coefficients(self._vectors, g.to(self._vectors.dtype)).to(self._parts)
+        high = along.to(self._vectors.dtype)  # and what rounding it to the precision of the vectors leaves
+        both = torch.stack([high, (along - high.to(along.dtype)).to(high.dtype)])
+        return g - (both @ self._vectors).to(g.dtype).sum(0)
+
+
+def _coefficients(vectors: Float[Tensor, "m p"], g: Float[Tensor, " p"]) -> Float[Tensor, " m"]:
+    """Compute the inner products with g in float64, from sums over parts of g.
+
+    A product of few rows with a vector of 10⁹ entries would use a small part of a GPU, and round its result.
+    """
+    each = min(_ENTRIES, vectors.shape[1])
+    count = vectors.shape[1] // each
+    whole, rest = vectors[:, : count * each], vectors[:, count * each :]
+    parts = torch.bmm(whole.unflatten(1, (count, each)).transpose(0, 1), g[: count * each].view(count, each, 1))
+    return parts[..., 0].double().sum(0) + (rest @ g[count * each :]).double()
 
 
 class _Run:
@@ -263,6 +285,8 @@ class _Run:
         whole = self._largest(self.jacobian.on(self._some(self.sample)), _POWERS)
         singles = [self._largest(self.jacobian.on(row[None]), 5) for row in self._some(_SINGLE)]
         total = whole + max(singles) / (self.batch * (1 - MOMENTUM))
+        if not math.isfinite(total):
+            raise ModelError("Products with the Jacobian are not finite; check the weights, or pass rounded=None.")
         return 1 / total if total > 0 else 0.0
 
     def _largest(self, part: Products, powers: int) -> float:
