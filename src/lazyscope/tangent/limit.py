@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import copy
 import math
-from typing import Literal, TypeAlias, TypedDict
+from typing import TypedDict
 
 import torch
 from jaxtyping import Float
@@ -20,6 +20,8 @@ from lazyscope.memory import Memory
 from lazyscope.model.base import Model
 from lazyscope.model.increment.fused import on_gpu
 from lazyscope.model.inputs import check_inputs, flatten
+from lazyscope.tangent.limit_arguments import Parametrisation as Parametrisation
+from lazyscope.tangent.limit_arguments import check_kind, check_parametrisation
 from lazyscope.tangent.limit_convolution import fusible, limit_kernel_convolution
 from lazyscope.tangent.limit_dense import NUMBERS, Kind
 from lazyscope.tangent.limit_field import Field
@@ -31,8 +33,6 @@ from lazyscope.tangent.limit_variances import Named, Variances, checked_variance
 from lazyscope.tangent.pairwise import by_slices, working_memory
 
 aten = torch.ops.aten
-
-Parametrisation: TypeAlias = Literal["ntk", "standard"]
 
 
 class LimitOptions(TypedDict):
@@ -123,8 +123,8 @@ def limit_kernel(
         tensor([[0.1163, 0.0576],
                 [0.0576, 0.1163]], dtype=torch.float64)
     """
-    if kind not in ("ntk", "nngp") or parametrisation not in ("ntk", "standard"):
-        raise InputError('kind must be "ntk" or "nngp", and parametrisation "ntk" or "standard"; choose one of them.')
+    check_kind(kind)
+    check_parametrisation(parametrisation)
     check_inputs(x1)
     if x2 is not None:
         check_inputs(x2)

@@ -17,6 +17,7 @@ from lazyscope.ambient import without_autocast
 from lazyscope.errors import ModelError
 from lazyscope.memory import Memory
 from lazyscope.model.increment.fused import on_gpu
+from lazyscope.tangent.limit_arguments import check_kind
 from lazyscope.tangent.limit_covariance import Covariance
 from lazyscope.tangent.limit_dense import NUMBERS, Kind, Layout, PerLayer, check_inputs, recursion, stack
 from lazyscope.tangent.limit_duals import Dual, find_dual
@@ -77,7 +78,7 @@ def limit_kernel_convolution(
         The kernel, of shape (n1, n2).
 
     Raises:
-        InputError: If the images or the memory bound are invalid, or the result does not fit into memory.
+        InputError: If the images, the kind or the memory bound are invalid, or the result does not fit into memory.
         ModelError: If the depth, the kernel size, the activation, a variance or a rate is invalid.
 
     Example:
@@ -85,6 +86,7 @@ def limit_kernel_convolution(
         >>> limit_kernel_convolution(x, weight_variance=(9.0, 1.0))
         tensor([[1.]], dtype=torch.float64)
     """
+    check_kind(kind)
     check_inputs(x1, x2, 4)
     if kernel_size < 1 or kernel_size % 2 == 0:
         raise ModelError(f"A kernel of size {kernel_size} has no centre for 'same' padding; pass an odd size.")

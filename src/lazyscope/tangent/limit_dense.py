@@ -25,7 +25,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal, TypeAlias, final
+from typing import TypeAlias, final
 
 import torch
 from jaxtyping import Float
@@ -35,14 +35,14 @@ from lazyscope._typing import Number
 from lazyscope.ambient import without_autocast
 from lazyscope.errors import InputError, ModelError
 from lazyscope.memory import Memory
+from lazyscope.tangent.limit_arguments import Kind as Kind
+from lazyscope.tangent.limit_arguments import check_kind
 from lazyscope.tangent.limit_covariance import Covariance, Term, gathered
 from lazyscope.tangent.limit_duals import Dual, find_dual
 from lazyscope.tangent.pairwise import by_blocks
 
 PerLayer: TypeAlias = Number | Sequence[Number]
 """One number for all layers, or one number for each layer, starting with the input layer."""
-
-Kind: TypeAlias = Literal["ntk", "nngp"]
 
 NUMBERS = 24
 """The number of arrays with one entry per pair that exist at once in the recursion.
@@ -97,7 +97,7 @@ def limit_kernel_dense(
         The kernel, of shape (n1, n2).
 
     Raises:
-        InputError: If the inputs or the memory bound are invalid, or the result does not fit into memory.
+        InputError: If the inputs, the kind or the memory bound are invalid, or the result does not fit into memory.
         ModelError: If the depth, the activation, a variance or a rate is invalid, or the inputs of an activation are
             too large.
 
@@ -107,6 +107,7 @@ def limit_kernel_dense(
         tensor([[6.2832, 1.0000],
                 [1.0000, 6.2832]], dtype=torch.float64)
     """
+    check_kind(kind)
     check_inputs(x1, x2, 2)
     layers = stack(depth, weight_variance, bias_variance, weight_rate, bias_rate)
     dual = find_dual(activation)
