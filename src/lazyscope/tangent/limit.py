@@ -29,8 +29,9 @@ from lazyscope.tangent.limit_graph import LINEAR, NORMS, LimitGraph, refused, sh
 from lazyscope.tangent.limit_rules import dual_of, interpret
 from lazyscope.tangent.limit_run import Key, Run, Site
 from lazyscope.tangent.limit_stack import convolution_stack
-from lazyscope.tangent.limit_variances import Named, Variances, checked_variances, variance_of
+from lazyscope.tangent.limit_variances import Named, Variances, check_distinct, checked_variances, variance_of
 from lazyscope.tangent.pairwise import by_slices, working_memory
+from lazyscope.tangent.source import digest
 
 aten = torch.ops.aten
 
@@ -75,7 +76,10 @@ def limit_kernel(
     both are the same tensor; gradients through the logits vanish.
 
     Other operations are refused, and so are weights that are used more than once, outputs that are activations, and
-    activations of inputs that are not normal, such as an activation after another one.
+    activations of inputs that are not normal, such as an activation after another one. Parameters with equal entries,
+    such as those of copies by `copy.deepcopy`, are refused too, because they are not independent when training starts;
+    draw them anew with `reset_parameters()`. If `variances` is a function or contains both, they are taken to be
+    independent unless they share memory.
 
     **Parametrisation.** In the NTK parametrisation, the default, a parameter is its standard deviation times a standard
     normal variable, and the gradient is taken with respect to that variable. Thus a parameter that starts at a constant
@@ -111,8 +115,8 @@ def limit_kernel(
 
     Raises:
         OperationError: If the module contains an operation whose limit is not known; the message names it.
-        ModelError: If `net` is not a module or a `Model`, a parameter is used more than once, its variance is unknown,
-            or the inputs of a tanh, sigmoid, SiLU or softplus are too large.
+        ModelError: If `net` is not a module or a `Model`, a parameter is used more than once or has the entries of
+            another one, its variance is unknown, or the inputs of a tanh, sigmoid, SiLU or softplus are too large.
         InputError: If the inputs, the variances or the memory bound are invalid, or the result does not fit into
             memory.
 
@@ -134,7 +138,7 @@ def limit_kernel(
 
 
 def limit_signature(net: nn.Module | Model, x: Inputs, options: LimitOptions) -> str:
-    """Describe everything that a limit kernel depends on, except the inputs: operations and variances.
+    """Describe everything that a limit kernel depends on, except the inputs: operations, variances and constants.
 
     Args:
         net: The module.
@@ -146,7 +150,20 @@ def limit_signature(net: nn.Module | Model, x: Inputs, options: LimitOptions) ->
     """
     graph, sites = _read(net, x, options["variances"], options["parametrisation"])
     lines = [f"{node.name} {node.target} {node.args} {node.kwargs} {sites.get(node)}" for node in graph.nodes]
-    return "\n".join([options["kind"], *lines])
+    fixed = _constants(graph)
+    return "\n".join([options["kind"], *lines, *([digest(fixed.items())] if fixed else [])])
+
+
+def _constants(graph: LimitGraph) -> dict[str, Tensor]:
+    """The tensors whose present values the kernel depends on: constants, and factors, which have equal entries."""
+    found = {}
+    for node in graph.nodes:
+        name, value = graph.placeholders.get(node, node.name), graph.constants.get(node)
+        if node.op not in ("placeholder", "get_attr") or not isinstance(value, Tensor) or not node.users:
+            continue
+        if graph.classes[node] == "constant" or (name not in graph.drawn and graph.starts_constant(node)):
+            found[name] = value
+    return found
 
 
 def _read(
@@ -165,6 +182,9 @@ def _read(
     sites = _sites(graph, module, rule, parametrisation)
     if isinstance(rule, Named):
         rule.check()
+    values = {**model.params, **model.state}
+    own = dict(net.named_parameters()) if isinstance(net, nn.Module) else {}
+    check_distinct({name: values[name] for name in graph.drawn}, own, rule)
     return graph, sites
 
 
@@ -198,8 +218,6 @@ def _without_dropout(net: nn.Module) -> nn.Module:
 def _sites(
     graph: LimitGraph, module: nn.Module | None, rule: Variances, parametrisation: Parametrisation
 ) -> dict[fx.Node, Site]:
-    used: dict[str, list[Tensor]] = {}
-
     def found(node: fx.Node, argument: object, by: float) -> tuple[float, float]:
         """The variance and the rate of one argument of a layer, which multiplies it by a number."""
         if argument is None:
@@ -214,7 +232,7 @@ def _sites(
         if parametrisation == "standard" and graph.trained(argument) - {weight.name}:
             raise refused(node, "a trained parameter multiplies its weights in the standard parametrisation; freeze it")
         value = {**graph.model.params, **graph.model.state}[weight.name]
-        taken = used.setdefault(weight.name, [])
+        taken = graph.drawn.setdefault(weight.name, [])
         if any(bool(torch.isin(weight.entries, each).any()) for each in taken):
             raise ModelError(
                 f"Parameter {weight.name!r} is used more than once, so that layers are not independent; use different"
@@ -310,7 +328,8 @@ class _Kernel:
         for node, need in self._graph.needs.items():
             if self._graph.classes.get(node) == "hidden":
                 field = shape(node)
-                places = math.prod(field) // max(field[1] if len(field) > 2 else field[-1], 1)
+                channel = field[1] if len(field) > 2 else math.prod(field[-1:])  # an output may have no axes
+                places = math.prod(field) // max(channel, 1)
                 most = max(most, places**2 if need.pairs else places)
         return most
 

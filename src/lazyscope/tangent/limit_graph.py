@@ -79,6 +79,7 @@ class LimitGraph:
         needs: What the users of each node need.
         weights: The expressions in the parameters that have been found, by node.
         placeholders: The parameters by node.
+        drawn: The names of the parameters that layers take as random, with the entries that they use.
         leaves: The nodes of the inputs.
         model: The model.
     """
@@ -91,6 +92,7 @@ class LimitGraph:
     needs: dict[fx.Node, Need] = field(default_factory=dict)
     weights: dict[fx.Node, Weight] = field(default_factory=dict)
     placeholders: dict[fx.Node, str] = field(default_factory=dict)
+    drawn: dict[str, list[Tensor]] = field(default_factory=dict)
     leaves: list[fx.Node] = field(default_factory=list)
 
     @staticmethod
@@ -116,11 +118,10 @@ class LimitGraph:
 
     def _prepare(self, frozen: set[str]) -> None:
         self.nodes = list(self.module.graph.nodes)
-        names = [*self.model.params, *self.model.state]
-        values = [*self.model.params.values(), *self.model.state.values()]
+        known = {**self.model.params, **self.model.state}
         holders = [node for node in self.nodes if node.op == "placeholder"]
-        self.leaves = holders[len(names) :]
-        for node, name, value in zip(holders, names, values, strict=False):
+        self.leaves = holders[len(known) :]
+        for node, (name, value) in zip(holders, known.items(), strict=False):
             self.constants[node] = value
             random = name in self.model.params or name in frozen
             self.classes[node] = "weight" if random else "constant"
@@ -129,8 +130,7 @@ class LimitGraph:
                 self.weights[node] = Weight(
                     name, 1.0, torch.arange(value.numel(), device="cpu").reshape(value.shape), tuple(value.shape)
                 )
-        for node in self.leaves:
-            self.classes[node] = "input"
+        self.classes |= dict.fromkeys(self.leaves, "input")
         for node in self.nodes:
             if node.op == "get_attr":
                 self.classes[node], self.constants[node] = "constant", getattr(self.module, str(node.target))

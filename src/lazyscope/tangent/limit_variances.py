@@ -128,6 +128,47 @@ def variance_of(name: str, w: Tensor, rule: Variances, module: nn.Module | None)
     )
 
 
+MANY = 8
+"""The number of entries from which equal ones do not occur by chance."""
+
+
+def check_distinct(drawn: Mapping[str, Tensor], own: Mapping[str, Tensor], rule: Variances) -> None:
+    """Check that parameters are independent: they neither share memory nor have equal entries.
+
+    Parameters whose entries are all equal are constants, such as biases that start at 0, and may be alike.
+
+    Args:
+        drawn: The parameters of all layers.
+        own: The same parameters as the module holds them, some of which may share memory.
+        rule: How variances are found. Parameters whose variances are given are independent if they are not shared.
+
+    Raises:
+        ModelError: If two parameters share memory, or have equal entries.
+    """
+    places: dict[tuple[Any, ...], str] = {}
+    alike: dict[tuple[Any, ...], list[str]] = {}
+    for name, w in drawn.items():
+        first = w.detach().reshape(-1)[:MANY].tolist()
+        if w.numel() < 2 or (min(first) == max(first) and bool((w == first[0]).all())):
+            continue
+        held = own.get(name, w)
+        place = places.setdefault((held.device, held.data_ptr()), name) if held.layout == torch.strided else name
+        if place != name:
+            raise ModelError(
+                f"Parameters {place!r} and {name!r} share their memory, so that layers are not independent; give each"
+                " its own tensor and draw it anew, for instance with reset_parameters()."
+            )
+        group = alike.setdefault((w.shape, w.dtype, w.device, *first), []) if len(first) == MANY else []
+        for other in group:
+            given = callable(rule) or (isinstance(rule, Mapping) and name in rule and other in rule)
+            if not given and torch.equal(w, drawn[other]):
+                raise ModelError(
+                    f"Parameters {other!r} and {name!r} have equal entries, as copies by copy.deepcopy have, so that"
+                    " layers are not independent; draw one of them anew, for instance with reset_parameters()."
+                )
+        group.append(name)
+
+
 def _checked(name: str, value: Any) -> float:
     try:
         variance = math.nan if isinstance(value, str | bool) else float(value)
