@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from lazyscope.tangent.limit_axes import Atom, axis, size_of
+from lazyscope.tangent.limit_axes import Atom, axis, channels, size_of
 from lazyscope.tangent.limit_covariance import Covariance, gathered, plain
 from lazyscope.tangent.limit_field import MIXED, Field, Part
 from lazyscope.tangent.limit_graph import arguments, optional, refused, shape
@@ -48,6 +48,13 @@ def _added(run: Run, node: fx.Node, a: Field, b: Field) -> Field:
     mixed = MIXED if a.layout != b.layout else frozenset()
     if [p.size for p in a.parts] != [p.size for p in b.parts] or a.grid != b.grid:
         raise refused(node, "its terms are different concatenations; add terms of the same shape before concatenating")
+    if len(a.parts) > 1 and (mixed or len(channels(a.axes)) != 1):
+        # Only the channels of one axis, in their order, are those of the parts in their order.
+        raise refused(
+            node,
+            "it adds concatenations whose channels are rearranged or split, so that their parts may meet in another"
+            " order; add the terms before concatenating them",
+        )
     parts = []
     for p, q in zip(a.parts, b.parts, strict=True):
         if "input" in (p.law, q.law) or p.law == q.law == "other" or not independent(p, q):
