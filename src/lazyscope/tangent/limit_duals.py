@@ -39,13 +39,18 @@ class Kinked(Dual):
     E|uv| is the same for φ and π-φ, its distance from |u||v| is computed from the smaller one if α < 0, where c = -1
     can become close to 1.
 
+    For u = 0, which has the derivative σ'(0), E[σ'(u)σ'(v)] is σ'(0)² if v = 0 too, and otherwise σ'(0) E[σ'(v)], where
+    E[σ'(v)] = (1+α)/2.
+
     Args:
         negative: The slope α for u < 0.
+        at_zero: The derivative at 0. `None` uses α, which is that of torch's ReLU and leaky ReLU.
     """
 
-    def __init__(self, negative: float = 0.0) -> None:
+    def __init__(self, negative: float = 0.0, at_zero: float | None = None) -> None:
         self._even, self._odd = ((1 - negative) / 2) ** 2, ((1 + negative) / 2) ** 2
-        self._at_zero = negative**2  # the derivative at 0 is α, as in torch
+        self._at_zero = negative if at_zero is None else at_zero
+        self._mean_slope = (1 + negative) / 2
         self._sign = math.copysign(1.0, 1 - negative)
 
     def __call__(self, covariance: Covariance) -> tuple[Covariance, Tensor]:
@@ -68,7 +73,9 @@ class Kinked(Dual):
         slope = total - (2 * even / math.pi) * angle
         left, right = covariance.left, covariance.right
         if not bool((left > 0).all()) or not bool((right > 0).all()):
-            slope = torch.where(covariance.scale > 0, slope, self._at_zero)
+            one, two = (left > 0)[..., :, None], (right > 0)[..., None, :]
+            slope = torch.where(one & two, slope, self._at_zero * self._mean_slope)
+            slope = torch.where(one | two, slope, self._at_zero**2)
         root = math.sqrt(total)
         return Covariance(root * left, root * right, below, above), slope
 
@@ -263,7 +270,7 @@ def _tanh_slope(z: Tensor) -> Tensor:
 
 DUALS: dict[str, Dual] = {
     "relu": Kinked(),
-    "abs": Kinked(-1.0),
+    "abs": Kinked(-1.0, at_zero=0.0),  # torch's derivative of |u| is sign u
     "erf": Erf(),
     "sin": Wave(even=False),
     "cos": Wave(even=True),
