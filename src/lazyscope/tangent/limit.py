@@ -19,9 +19,9 @@ from lazyscope.errors import InputError, ModelError
 from lazyscope.memory import Memory
 from lazyscope.model.base import Model
 from lazyscope.model.increment.fused import on_gpu
-from lazyscope.model.inputs import check_inputs, flatten
+from lazyscope.model.inputs import flatten
 from lazyscope.tangent.limit_arguments import Parametrisation as Parametrisation
-from lazyscope.tangent.limit_arguments import check_kind, check_parametrisation
+from lazyscope.tangent.limit_arguments import check_kind, check_parametrisation, check_samples
 from lazyscope.tangent.limit_convolution import fusible, limit_kernel_convolution
 from lazyscope.tangent.limit_dense import NUMBERS, Kind
 from lazyscope.tangent.limit_field import Field
@@ -129,9 +129,9 @@ def limit_kernel(
     """
     check_kind(kind)
     check_parametrisation(parametrisation)
-    check_inputs(x1)
+    check_samples(x1)
     if x2 is not None:
-        check_inputs(x2)
+        check_samples(x2)
         _check_alike(x1, x2)
     graph, sites = _read(net, x1, variances, parametrisation)
     return _Kernel(graph, sites, kind == "ntk").compute(x1, x2, memory)

@@ -14,12 +14,11 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from lazyscope.ambient import without_autocast
-from lazyscope.errors import ModelError
 from lazyscope.memory import Memory
 from lazyscope.model.increment.fused import on_gpu
-from lazyscope.tangent.limit_arguments import check_kind
+from lazyscope.tangent.limit_arguments import check_kind, check_pooled, check_rows, checked_size
 from lazyscope.tangent.limit_covariance import Covariance
-from lazyscope.tangent.limit_dense import NUMBERS, Kind, Layout, PerLayer, check_inputs, recursion, stack
+from lazyscope.tangent.limit_dense import NUMBERS, Kind, Layout, PerLayer, recursion, stack
 from lazyscope.tangent.limit_duals import Dual, find_dual
 from lazyscope.tangent.limit_field import Window
 from lazyscope.tangent.pairwise import SIDE, by_blocks, working_memory
@@ -79,7 +78,7 @@ def limit_kernel_convolution(
 
     Raises:
         InputError: If the images, the kind or the memory bound are invalid, or the result does not fit into memory.
-        ModelError: If the depth, the kernel size, the activation, a variance or a rate is invalid.
+        ModelError: If the depth, `pooled`, the kernel size, the activation, a variance or a rate is invalid.
 
     Example:
         >>> x = torch.ones(1, 1, 1, 1, dtype=torch.float64)  # only one of the 9 offsets is inside the image
@@ -87,9 +86,9 @@ def limit_kernel_convolution(
         tensor([[1.]], dtype=torch.float64)
     """
     check_kind(kind)
-    check_inputs(x1, x2, 4)
-    if kernel_size < 1 or kernel_size % 2 == 0:
-        raise ModelError(f"A kernel of size {kernel_size} has no centre for 'same' padding; pass an odd size.")
+    check_pooled(pooled)
+    check_rows(x1, x2, 4)
+    kernel_size = checked_size(kernel_size)
     layers = stack(depth, weight_variance, bias_variance, weight_rate, bias_rate)
     dual = find_dual(activation)
     height, width = x1.shape[-2:]

@@ -21,28 +21,23 @@ supplement, so Q = x·x' there. For a network that divides by the fan-in, pass x
 
 from __future__ import annotations
 
-import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TypeAlias, final
+from typing import final
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from lazyscope._typing import Number
 from lazyscope.ambient import without_autocast
-from lazyscope.errors import InputError, ModelError
 from lazyscope.memory import Memory
 from lazyscope.tangent.limit_arguments import Kind as Kind
-from lazyscope.tangent.limit_arguments import check_kind
+from lazyscope.tangent.limit_arguments import PerLayer as PerLayer
+from lazyscope.tangent.limit_arguments import check_kind, check_rows, checked_depth, per_layer
 from lazyscope.tangent.limit_covariance import Covariance, Term, gathered
 from lazyscope.tangent.limit_duals import Dual, find_dual
 from lazyscope.tangent.pairwise import by_blocks
-
-PerLayer: TypeAlias = Number | Sequence[Number]
-"""One number for all layers, or one number for each layer, starting with the input layer."""
 
 NUMBERS = 24
 """The number of arrays with one entry per pair that exist at once in the recursion.
@@ -108,7 +103,7 @@ def limit_kernel_dense(
                 [1.0000, 6.2832]], dtype=torch.float64)
     """
     check_kind(kind)
-    check_inputs(x1, x2, 2)
+    check_rows(x1, x2, 2)
     layers = stack(depth, weight_variance, bias_variance, weight_rate, bias_rate)
     dual = find_dual(activation)
 
@@ -138,27 +133,15 @@ def stack(
     bias_rate: PerLayer | None,
 ) -> list[Layer]:
     """Create the layers of a network, with the rates of the NTK parametrisation if none are given."""
-    if depth < 1:
-        raise ModelError(f"A network of depth {depth} has no layers; pass at least 1, and 2 for one hidden layer.")
+    depth = checked_depth(depth)
     given = {
         "weight_variance": weight_variance,
         "bias_variance": bias_variance,
         "weight_rate": weight_variance if weight_rate is None else weight_rate,
         "bias_rate": bias_variance if bias_rate is None else bias_rate,
     }
-    columns = {name: _per_layer(name, value, depth) for name, value in given.items()}
+    columns = {name: per_layer(name, value, depth) for name, value in given.items()}
     return [Layer(**{name: column[i] for name, column in columns.items()}) for i in range(depth)]
-
-
-def _per_layer(name: str, value: PerLayer, depth: int) -> list[float]:
-    numbers = [float(v) for v in value] if isinstance(value, Sequence) else [float(value)] * depth
-    if len(numbers) != depth:
-        raise ModelError(
-            f"{name} has {len(numbers)} values for {depth} layers; pass one number, or one for each layer."
-        )
-    if not all(0 <= v < math.inf for v in numbers):
-        raise ModelError(f"{name} is {value}; pass finite, non-negative numbers.")
-    return numbers
 
 
 class Layout(ABC):
@@ -215,21 +198,3 @@ def _own(layer: Layer, before: Covariance, after: Covariance, layout: Layout) ->
     if layer.weight_rate == layer.weight_variance and layer.bias_rate == layer.bias_variance:
         return after.product
     return layer.weight_rate * layout.mean(before.product) + layer.bias_rate
-
-
-# ── checks ─────────────────────────────────────────────────────────────────────────────────────────────────────────
-def check_inputs(x1: Tensor, x2: Tensor | None, ndim: int) -> None:
-    """Check that the inputs are finite floating-point tensors with `ndim` dimensions that match each other."""
-    for x in (x1,) if x2 is None else (x1, x2):
-        if x.ndim != ndim or x.shape[1:] != x1.shape[1:]:
-            shape = "(n, d)" if ndim == 2 else "(n, channels, height, width)"
-            raise InputError(
-                f"The inputs must have shape {shape}, alike but for n, and have {tuple(x1.shape)} and"
-                f" {tuple(x.shape)}; reshape them."
-            )
-        if not x.is_floating_point() or x.dtype != x1.dtype or x.device != x1.device:
-            raise InputError(
-                "The inputs must be floating-point tensors of one dtype on one device; convert them with `.to`."
-            )
-        if not bool(x.isfinite().all()):
-            raise InputError("The inputs contain NaN or infinity; clean them, for instance with torch.nan_to_num.")

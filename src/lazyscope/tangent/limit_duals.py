@@ -286,6 +286,6 @@ def find_dual(activation: str | Dual) -> Dual:
     """Return the activation itself, or the one with the given name."""
     if isinstance(activation, Dual):
         return activation
-    if activation not in DUALS:
+    if not isinstance(activation, str) or activation not in DUALS:
         raise ModelError(f"The limit for '{activation}' is not known; choose {' or '.join(DUALS)}, or pass a Dual.")
     return DUALS[activation]

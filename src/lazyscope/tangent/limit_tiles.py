@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,11 +13,19 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from lazyscope._typing import Inputs
+from lazyscope.errors import InputError, StoreError
 from lazyscope.memory import Memory, parse_memory
 from lazyscope.model.base import Model
 from lazyscope.model.jacobian import Batches
 from lazyscope.tangent.limit import LimitOptions, Parametrisation, limit_kernel, limit_signature
-from lazyscope.tangent.limit_dense import Kind
+from lazyscope.tangent.limit_arguments import (
+    Kind,
+    check_kind,
+    check_parametrisation,
+    check_samples,
+    checked_folder,
+    whole,
+)
 from lazyscope.tangent.limit_variances import Variances
 from lazyscope.tangent.source import Recipe, Source, digest
 from lazyscope.tangent.tiles import Job, KernelTiles, write_tiles
@@ -60,14 +69,26 @@ def limit_kernel_to_zarr(
         The stored kernel, of shape (n, n, 1, 1).
 
     Raises:
-        StoreError: If `path` contains another kernel, or something that is not a kernel.
-        InputError: If the inputs are invalid, or `memory` is too small for one tile.
+        StoreError: If `path` contains another kernel or something that is not a kernel, or cannot be written to.
+        InputError: If the inputs or an option are invalid, or `memory` is too small for one tile.
         OperationError: If the module contains an operation whose limit is not known.
         ModelError: If a parameter is used more than once, or its variance is unknown.
     """
+    check_kind(kind)
+    check_parametrisation(parametrisation)
+    check_samples(x)
+    if not callable(progress):
+        raise InputError(f"progress={progress!r} is not a function; leave it out, or pass a function of two numbers.")
+    folder = checked_folder(path)
     source = Limit(net, {"kind": kind, "variances": variances, "parametrisation": parametrisation})
-    job = Job(source, Batches(x, tile).even(), Path(path).resolve(), parse_memory(memory))
-    return write_tiles(job, client, progress, "limit kernel")
+    job = Job(source, Batches(x, whole("tile", tile, InputError)).even(), folder, parse_memory(memory))
+    try:
+        return write_tiles(job, client, progress, "limit kernel")
+    except (PermissionError, NotADirectoryError, FileExistsError, FileNotFoundError) as error:
+        failed = Path(os.fsdecode(error.filename or ""))
+        if failed not in (folder, *folder.parents) and folder not in failed.parents:
+            raise
+        raise StoreError(f"{folder} cannot be written to ({error.strerror}); choose another path.") from error
 
 
 @final
