@@ -145,6 +145,11 @@ REFUSED: dict[str, tuple[nn.Module, Tensor, str]] = {
         tokens,
         "attention .*mask is a parameter; use a constant mask",
     ),
+    "clamp from above": (
+        Free(lambda s, x: s.out(s.start(x).clamp(0, 6))),
+        points,
+        r"clamp .*only clamp\(min=0\) has a rule; use nn.ReLU\(\)",
+    ),
     "threshold": (Free(lambda s, x: s.out(softplus(s.start(x), threshold=0.3))), points, "softplus .*nn.Softplus"),
     "slope": (Free(lambda s, x: s.out(softplus(s.start(x), 2.0))), points, "softplus .*nn.Softplus"),
     "approximate GELU": (dense(nn.Linear(3, W), nn.GELU("tanh"), nn.Linear(W, 3)), points, r"gelu .*use nn.GELU\(\)"),

@@ -73,7 +73,39 @@ def tied() -> Free:
 
 
 Case = tuple[nn.Module, Callable[[str, Tensor], float], Tensor]
+
+
+def in_turn(s: Any, x: Tensor) -> Tensor:
+    one, two = s.both(s.start(x)).view(-1, 2, W).unbind(1)
+    out: Tensor = s.out(one.relu() + two)
+    return out
+
+
+def halves(s: Any, x: Tensor) -> Tensor:
+    h = s.both(s.start(x))
+    out: Tensor = s.out(h[:, :W].relu() + h[:, W:])
+    return out
+
+
+def first_and_fourth(s: Any, x: Tensor) -> Tensor:
+    each = s.start(x).unbind(-2)
+    out: Tensor = s.out(each[0].relu() + s.a(each[3]))
+    return out
+
+
 SAME: dict[str, tuple[Case, Case]] = {
+    "unbind along channels": (
+        (Free(in_turn, both=nn.Linear(W, 2 * W)), variance, points),
+        (Free(halves, both=nn.Linear(W, 2 * W)), variance, points),
+    ),
+    "unbind along positions": (
+        (Free(first_and_fourth), variance, tokens),
+        (Free(lambda s, x: (lambda h: s.out(h[:, 0].relu() + s.a(h[:, 3])))(s.start(x))), variance, tokens),
+    ),
+    "clamp": (
+        (Free(lambda s, x: s.out(s.a(s.start(x).clamp(min=0)).clamp_min(0.0))), variance, points),
+        (Free(lambda s, x: s.out(s.a(s.start(x).relu()).relu())), variance, points),
+    ),
     "factors of addmm": (
         (
             Free(lambda s, x: s.out(torch.addmm(s.a.bias, s.start(x).relu(), s.a.weight, beta=3, alpha=0.5).relu())),

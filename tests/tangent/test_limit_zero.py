@@ -2,17 +2,26 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 import torch
 from tests.tangent.wide import normal
 from torch import Tensor, nn
 
-from lazyscope.tangent import limit_kernel, tangent_kernel
+from lazyscope.tangent import limit_kernel, limit_kernel_convolution, limit_kernel_dense, tangent_kernel
 
 
 class Abs(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         return x.abs()
+
+
+class Clamped(nn.Module):
+    """The ReLU, with the derivative 1 at 0."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x.clamp(min=0)
 
 
 def without_biases(activation: nn.Module, width: int) -> nn.Sequential:
@@ -31,6 +40,7 @@ ACTIVATIONS: dict[str, nn.Module] = {
     "leaky": nn.LeakyReLU(0.5),
     "steep": nn.LeakyReLU(-0.7),
     "mirrored": nn.LeakyReLU(-1.0),
+    "clamped": Clamped(),
 }
 
 
@@ -61,3 +71,26 @@ def test_closed_forms_at_zero() -> None:
     assert kernel(Abs()) == [1, 1]
     assert kernel(nn.LeakyReLU(0.5)) == pytest.approx([1 + 0.25 / 3, 1 + 0.5 * 0.75 / 3], rel=1e-15)
     assert kernel(nn.LeakyReLU(-1.0)) == pytest.approx([1 + 1 / 3, 1], rel=1e-15)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_inputs_whose_squares_underflow(dtype: torch.dtype) -> None:
+    """Without biases, the kernels are homogeneous of degree one in each input; inputs that are 0 remain 0."""
+    x, tiny = normal(3, 4).to(dtype), torch.finfo(dtype).tiny
+    x[2] = 0
+    images = x[:, :3, None, None].expand(3, 3, 4, 4).contiguous()
+    net = nn.Sequential(nn.Linear(4, 8, bias=False), nn.ReLU(), nn.Linear(8, 1, bias=False)).to(dtype)
+    for kernel, inputs in (
+        (limit_kernel_dense, x),
+        (limit_kernel_convolution, images),
+        (lambda a, b: limit_kernel(net, a, b), x),
+    ):
+        for power in (0.45, 0.5, 0.58, 0.63, 0.8):  # 2⁻⁵⁶ to 2⁻¹⁰⁰ in float32
+            scale = 2.0 ** round(power * math.log2(tiny))
+            found, expected = kernel(inputs * scale, inputs) / scale, kernel(inputs, inputs)
+            torch.testing.assert_close(found, expected, rtol=8 * torch.finfo(dtype).eps, atol=0)
+    start = x[:1].clone().requires_grad_()
+    for scale in (1.0, 2.0 ** round(0.6 * math.log2(tiny))):
+        (gradient,) = torch.autograd.grad(limit_kernel_dense(start * scale, x[1:2]).sum() / scale, start)
+        expected = gradient if scale == 1 else expected
+        torch.testing.assert_close(gradient, expected, rtol=1e-5, atol=0)

@@ -60,26 +60,28 @@ def limit_kernel(
     The architecture is read from the module's own forward, which is traced on one input, and its operations are
     interpreted as operations on moments of pairs of inputs. The result is Θ(x, x') = lim Dh(w₀,x) Dh(w₀,x')ᵀ ("ntk") or
     Σ(x, x') = lim E h(w₀,x) h(w₀,x') ("nngp") of one output of the module; different outputs are independent. Only the
-    architecture and the variances of the parameters matter, not their present values.
+    architecture and the variances of the parameters matter, not their present values. Parameters that multiply hidden
+    units or weights are the exception: their entries must be equal, and they are constants with their present values,
+    even if there is only one entry that was drawn at random.
 
-    **Operations.** `Linear`, `Conv1d` and `Conv2d` with any stride, zero padding and dilation, and with groups of many
-    channels; `Embedding` as the first layer; parameters that are added, such as embeddings of positions; ReLU, leaky
-    ReLU, abs, erf, GELU, sin and cos in closed form; tanh, sigmoid, SiLU and softplus by Hermite series, with a
-    relative error below 10⁻¹⁰, if the standard deviation of their inputs is at most 3.5 for tanh, 7 for sigmoid and
-    SiLU, and 9 for softplus; average pooling, means and sums over positions; reshapes, flattening, transposing and
-    slices; residual sums; concatenation of channels; products with numbers; `LayerNorm` over the channels, before or
-    after an activation; batch normalisation in evaluation mode with the moments of its initialisation. Dropout is
-    replaced by its expectation, the identity. Softmax attention is computed with logits q·k/d instead of q·k/√d, where
-    d is the size of a head, as in Hron et al. (2020): pass `scale=1/d` to `scaled_dot_product_attention`. Then
-    attention weights converge to those of constant logits if queries and keys have different weights, to those of the
-    products of their means if, in addition, both are activations, and to those of the second moments of the queries if
-    both are the same tensor; gradients through the logits vanish.
+    **Operations.** `Linear`, `Conv1d`, `Conv2d` and `Conv3d` with any stride, zero padding and dilation, and with
+    groups of many channels; `Embedding` as the first layer; parameters that are added, such as embeddings of positions;
+    ReLU (also as `clamp(min=0)`), leaky ReLU, abs, erf, GELU, sin and cos in closed form; tanh, sigmoid, SiLU and
+    softplus by Hermite series, with a relative error below 10⁻¹⁰, if the standard deviation of their inputs is at most
+    3.5 for tanh, 7 for sigmoid and SiLU, and 9 for softplus; average pooling, means and sums over positions; reshapes,
+    flattening, transposing and slices; residual sums; concatenation of channels; products with numbers; `LayerNorm`
+    over the channels, before or after an activation; batch normalisation in evaluation mode with the moments of its
+    initialisation. Dropout is replaced by its expectation, the identity. Softmax attention is computed with logits
+    q·k/d instead of q·k/√d, where d is the size of a head, as in Hron et al. (2020): pass `scale=1/d` to
+    `scaled_dot_product_attention`. Then attention weights converge to those of constant logits if queries and keys have
+    different weights, to those of the products of their means if, in addition, both are activations, and to those of
+    the second moments of the queries if both are the same tensor; gradients through the logits vanish.
 
     Other operations are refused, and so are weights that are used more than once, outputs that are activations, and
-    activations of inputs that are not normal, such as an activation after another one. Parameters with equal entries,
-    such as those of copies by `copy.deepcopy`, are refused too, because they are not independent when training starts;
-    draw them anew with `reset_parameters()`. If `variances` is a function or contains both, they are taken to be
-    independent unless they share memory.
+    activations of inputs that are not normal, such as an activation after another one. Parameters with the same
+    entries, such as those of copies by `copy.deepcopy`, are refused too, because they are not independent when training
+    starts; draw them anew with `reset_parameters()`. If `variances` is a function or contains both, they are taken to
+    be independent unless they share memory.
 
     **Parametrisation.** In the NTK parametrisation, the default, a parameter is its standard deviation times a standard
     normal variable, and the gradient is taken with respect to that variable. Thus a parameter that starts at a constant
@@ -87,10 +89,11 @@ def limit_kernel(
     gradient is taken with respect to the parameters, as in `tangent_kernel`; the kernel then grows with the widths of
     the module, and is the leading term for them.
 
-    **Precision.** For networks of linear layers, convolutions, ReLU, leaky ReLU and abs without averages before an
-    activation, the result is accurate to the rounding of the dtype of the inputs, also near x = ±x'. Others are
-    computed in float64, with an error of at most 10⁻⁷ of the largest entry for nearly parallel inputs and 10⁻¹⁰
-    elsewhere. Kernels of modules in float16 and bfloat16 are computed in float32, and rounded at the end.
+    **Precision.** For networks of linear layers, convolutions, ReLU, leaky ReLU and abs without layer normalisations
+    and without averages before an activation, the result is accurate to the rounding of the dtype of the inputs, also
+    near x = ±x'. Others are computed in float64, with an error of at most 10⁻⁷ of the largest entry for nearly parallel
+    inputs and 10⁻¹⁰ elsewhere. Kernels of modules in float16 and bfloat16 are computed in float32
+    or float64, and rounded at the end.
 
     Args:
         net: The module, or a `Model` of a module or of a function. Its hidden widths only matter for the default
@@ -100,11 +103,11 @@ def limit_kernel(
             `x1`.
         kind: The kernel to compute: "ntk" or "nngp".
         variances: The variance of the entries of each parameter. "default" uses that of torch's default initialisation
-            for `Linear`, `Conv1d`, `Conv2d` and `Embedding`, and refuses parameters whose largest entry or mean square
-            is unlikely for it (a chance of about 10⁻⁶), unless they are 0. Few entries do not show how they were
-            drawn. "measured" uses the mean square of the present entries. A dictionary gives the variances of some
-            parameters by name, and "default" is used for the others. A function of the name and the parameter gives
-            all of them.
+            for `Linear`, `Conv1d`, `Conv2d`, `Conv3d` and `Embedding`, and refuses parameters whose largest entry or
+            mean square is unlikely for it (a chance of about 10⁻⁶), unless they are 0. Few entries do not show how they
+            were drawn. "measured" uses the mean square of the present entries. A dictionary gives the variances of some
+            parameters by name, and "default" is used for the others. A function of the name and the parameter gives all
+            of them.
         parametrisation: "ntk" or "standard".
         memory: The approximate number of bytes to use in addition to the result, as a number or a string such as
             "2GB". The default is 32 MiB on a CPU and, on a GPU, an eighth of its memory or 4 GiB if that is more. At
@@ -133,7 +136,7 @@ def limit_kernel(
     if x2 is not None:
         check_samples(x2)
         _check_alike(x1, x2)
-    graph, sites = _read(net, x1, variances, parametrisation)
+    graph, sites = _read(net, x1, variances, parametrisation, kind)
     return _Kernel(graph, sites, kind == "ntk").compute(x1, x2, memory)
 
 
@@ -148,7 +151,7 @@ def limit_signature(net: nn.Module | Model, x: Inputs, options: LimitOptions) ->
     Returns:
         A text that differs for different kernels.
     """
-    graph, sites = _read(net, x, options["variances"], options["parametrisation"])
+    graph, sites = _read(net, x, options["variances"], options["parametrisation"], options["kind"])
     lines = [f"{node.name} {node.target} {node.args} {node.kwargs} {sites.get(node)}" for node in graph.nodes]
     fixed = _constants(graph)
     return "\n".join([options["kind"], *lines, *([digest(fixed.items())] if fixed else [])])
@@ -167,19 +170,19 @@ def _constants(graph: LimitGraph) -> dict[str, Tensor]:
 
 
 def _read(
-    net: nn.Module | Model, x: Inputs, variances: Variances, parametrisation: Parametrisation
+    net: nn.Module | Model, x: Inputs, variances: Variances, parametrisation: Parametrisation, kind: Kind = "ntk"
 ) -> tuple[LimitGraph, dict[fx.Node, Site]]:
     """Trace the module on the first input, and find the variances of its layers."""
     if not isinstance(net, nn.Module | Model):
         raise ModelError(
             f"limit_kernel takes a module or a lazyscope.Model, not {type(net).__name__}; pass Model(f, params)."
         )
-    model = net if isinstance(net, Model) else Model(_without_dropout(net))
+    model = net if isinstance(net, Model) else Model(_without_dropout(_some_trained(net, kind)))
     module = dict(model.submodules()).get("")
     names = [*model.params] if module is None else [name for name, _ in module.named_parameters()]
     rule = checked_variances(variances, names)
     graph = LimitGraph.of(model, x, set(names) - set(model.params))
-    sites = _sites(graph, module, rule, parametrisation)
+    sites = _sites(graph, module, rule, parametrisation, kind)
     if isinstance(rule, Named):
         rule.check()
     values = {**model.params, **model.state}
@@ -202,6 +205,16 @@ def _check_alike(x1: Inputs, x2: Inputs) -> None:
         )
 
 
+def _some_trained(net: nn.Module, kind: Kind) -> nn.Module:
+    """The module itself, or a copy with trainable parameters if it has none and they do not matter."""
+    if kind == "ntk" or any(w.requires_grad for w in net.parameters()):
+        return net
+    net = copy.deepcopy(net)
+    for w in net.parameters():
+        w.requires_grad_(w.is_floating_point())
+    return net
+
+
 def _without_dropout(net: nn.Module) -> nn.Module:
     """The module itself, or a copy with its dropout in evaluation mode."""
     dropouts = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d)
@@ -216,8 +229,10 @@ def _without_dropout(net: nn.Module) -> nn.Module:
 
 # ── the parameters of each layer ───────────────────────────────────────────────────────────────────────────────────
 def _sites(
-    graph: LimitGraph, module: nn.Module | None, rule: Variances, parametrisation: Parametrisation
+    graph: LimitGraph, module: nn.Module | None, rule: Variances, parametrisation: Parametrisation, kind: Kind
 ) -> dict[fx.Node, Site]:
+    followed = kind == "ntk" and parametrisation == "standard"  # whether derivatives by factors matter
+
     def found(node: fx.Node, argument: object, by: float) -> tuple[float, float]:
         """The variance and the rate of one argument of a layer, which multiplies it by a number."""
         if argument is None:
@@ -229,7 +244,7 @@ def _sites(
                 "its weights, on the right, must be one parameter, or a rearrangement of it times a number; remove what"
                 " computes them from parameters or hidden units, such as a weight normalisation",
             )
-        if parametrisation == "standard" and graph.trained(argument) - {weight.name}:
+        if followed and graph.trained(argument) - {weight.name}:
             raise refused(node, "a trained parameter multiplies its weights in the standard parametrisation; freeze it")
         value = {**graph.model.params, **graph.model.state}[weight.name]
         taken = graph.drawn.setdefault(weight.name, [])
@@ -249,7 +264,7 @@ def _sites(
     sites = {}
     for node in graph.nodes:
         normalises = graph.classes.get(node) == "input" and node.target in NORMS
-        if normalises and parametrisation == "standard" and _trained_factor(graph, node):
+        if normalises and followed and _trained_factor(graph, node):
             raise refused(node, "its weights are trained in the standard parametrisation; freeze them")
         if graph.classes.get(node) != "hidden":
             continue
@@ -263,7 +278,7 @@ def _sites(
             weight = node.args[0]
         elif node.target in (aten.add.Tensor, aten.sub.Tensor):
             bias = next((a for a in node.args if isinstance(a, fx.Node) and graph.classes[a] == "weight"), None)
-        elif parametrisation == "standard" and _trained_factor(graph, node):
+        elif followed and _trained_factor(graph, node):
             raise refused(node, "its weights are trained in the standard parametrisation; freeze them")
         if weight is not None or bias is not None:
             factors = [float(str(node.kwargs.get(each, 1))) for each in ("alpha", "beta")]
@@ -284,7 +299,9 @@ class _Kernel:
         self._graph, self._sites, self._tangent = graph, sites, tangent
         hidden = [node for node in graph.nodes if graph.classes.get(node) == "hidden"]
         duals = [dual_of(node) for node in hidden]
-        wide = graph.own_moments or any(dual is not None and dual.smooth for dual in duals)
+        # A layer normalisation subtracts squared means from second moments, which loses digits.
+        normed = any(node.target is aten.native_layer_norm.default for node in hidden)
+        wide = normed or graph.own_moments or any(dual is not None and dual.smooth for dual in duals)
         self._dtype = torch.float64 if wide else torch.promote_types(shape_dtype(graph), torch.float32)
 
     def compute(self, x1: Inputs, x2: Inputs | None, memory: Memory | None) -> Tensor:

@@ -143,7 +143,18 @@ def _seen(scales: Sequence[Tensor], terms: Sequence[Term], constant: Number) -> 
 
 
 def _length(u: Tensor) -> Tensor:
-    """The length of vectors; torch's norm has a derivative at 0, and takes longer."""
+    """The length of vectors. Those whose squares may underflow are multiplied by a power of two first."""
+    length = _norm(u)
+    exponent = -math.log2(torch.finfo(u.dtype).tiny)  # the smallest normal number is 2 to minus this power
+    small = length < 2.0 ** (10 - exponent / 2)
+    if not bool(small.any()):
+        return length
+    factor = 2.0 ** round(0.8 * exponent)
+    return length.index_put((small,), _norm(u[small] * factor) / factor)
+
+
+def _norm(u: Tensor) -> Tensor:
+    """The root of the sum of squares; torch's norm has a derivative at 0, and takes longer."""
     if torch.is_grad_enabled() and u.requires_grad:
         norm: Tensor = torch.linalg.vector_norm(u, dim=-1)
         return norm

@@ -51,7 +51,19 @@ def dual_of(node: fx.Node) -> Dual | None:
         return DUALS["gelu"]
     if node.target is aten.softplus.default and _plain_softplus(node):
         return DUALS["softplus"]
+    if node.target in CLAMPS and _above_zero(node):
+        return Kinked(0.0, at_zero=1.0)  # torch's derivative of a clamp is 1 at its bound
     return None
+
+
+CLAMPS = {aten.clamp.default, aten.clamp_min.default}
+
+
+def _above_zero(node: fx.Node) -> bool:
+    """Whether a clamp is the ReLU."""
+    given: dict[str, Any] = dict(zip(("min", "max"), arguments(node)[1:], strict=False)) | dict(node.kwargs)
+    low, high = given.get("min"), given.get("max")
+    return isinstance(low, int | float) and low == 0 and high is None
 
 
 def _plain_softplus(node: fx.Node) -> bool:
@@ -98,6 +110,7 @@ RULES: dict[Any, Callable[[Run, fx.Node], Field]] = {
     aten.slice.Tensor: sliced,
     aten.split.Tensor: split,
     aten.split_with_sizes.default: split,
+    aten.unbind.int: split,
     operator.getitem: getitem,
 }
 
@@ -108,6 +121,8 @@ TAKE_INPUTS = LINEAR | {aten.convolution.default, aten.embedding.default, aten.c
 INSTEAD: dict[Any, str] = {
     aten.gelu.default: 'approximate="tanh" has no rule; use nn.GELU()',
     aten.softplus.default: "beta other than 1 and thresholds below 20 have no rule; use nn.Softplus()",
+    aten.clamp.default: "only clamp(min=0) has a rule; use nn.ReLU()",
+    aten.clamp_min.default: "only clamp(min=0) has a rule; use nn.ReLU()",
     aten.repeat.default: "hidden units are repeated; use each of them once, or let a layer with weights mix them",
     aten.mean.default: "an average over channels has no rule; name the axes of the positions",
     aten.sum.default: "a sum over channels has no rule; name the axes of the positions",

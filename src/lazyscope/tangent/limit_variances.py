@@ -16,7 +16,7 @@ from lazyscope.errors import InputError, ModelError
 Variances: TypeAlias = Literal["default", "measured"] | Mapping[str, Number] | Callable[[str, Tensor], Number]
 """How variances are found: see `limit_kernel`."""
 
-_DENSE = (nn.Linear, nn.Conv1d, nn.Conv2d)
+_DENSE = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
 
 RARE = 1e-6
 """The approximate probability with which a parameter that has its default initialisation is refused."""

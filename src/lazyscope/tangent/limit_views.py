@@ -92,6 +92,9 @@ def getitem(run: Run, node: fx.Node) -> Field:
         sizes = [int(each.shape[dim]) for each in source.meta["val"]]
         start = sum(sizes[:place])
         return _ranged(node, field, dim, start, start + sizes[place], drop=False)
+    if source.target is aten.unbind.int:
+        dim = optional(source, 1, 0)[0] % len(shape(source.args[0]))
+        return _ranged(node, run.fields[source], dim, place, place + 1, drop=True)
     if place != 0:
         raise refused(node, "only the first result has a rule; do not use the others")
     return run.fields[source]
