@@ -17,13 +17,13 @@ from lazyscope.diagnose.record import LayerRecord, Record, number
 from lazyscope.diagnose.sharpness import LossHessian, edge_of_stability, largest_eigenvalue, steps
 from lazyscope.diagnose.subject import Subject
 from lazyscope.errors import InputError, LazyscopeError
-from lazyscope.labels import Classes, Target, as_target
+from lazyscope.labels import Target, as_target
 from lazyscope.linalg.finite import check_finite
 from lazyscope.loss import Loss
 from lazyscope.model.increment import Scale
 from lazyscope.notices import collected
 from lazyscope.theory.relative_scale import encoded
-from lazyscope.torch_loss import TorchLoss
+from lazyscope.torch_loss import TorchLoss, check_callable, evaluated, in_precision, name_of, numbers_of
 
 T = TypeVar("T")
 
@@ -87,21 +87,22 @@ class Probe:
         if loss is None or isinstance(loss, Loss):
             numbers, risk = encoded(loss, as_target(y, self.start).to(self.start.device), self.start.double())
             return numbers, lambda out: risk(out.double())
+        given = in_precision(check_callable(loss), self.start.dtype)
         target = as_target(y, self.start).to(self.start.device)
-        given = loss
+        target = target.to(self.start.dtype) if target.is_floating_point() else target
+        with torch.no_grad():
+            evaluated(given, self.subject.initial(self.start), target)
+        found = self._attempt("alignment", lambda: numbers_of(given, target, self.start).double())
+        fits = found is not None and found.ndim > 0 and len(found) == len(self.start)
 
         def measured(out: Tensor) -> Tensor:
-            value = given(out, target)
-            if not isinstance(value, Tensor) or value.ndim:
-                raise InputError("The loss does not return a scalar tensor; average it over the samples.")
+            try:
+                value: Tensor = given(out, target)
+            except Exception as error:  # at the start it did not, so it is not misuse
+                raise InputError(f"{name_of(given)} fails ({type(error).__name__}: {error}).") from error
             return value
 
-        if not target.is_floating_point() and target.shape == self.start.shape[:-1]:
-            target_numbers = Classes(ignore_index=-100).encode(target, self.start.shape[-1]).double()
-        else:
-            target_numbers = target.double()
-        fits = len(target_numbers) == len(self.start)
-        return target_numbers if fits else None, measured
+        return found if fits else None, measured
 
     def measure(self, step: int, *, at_start: bool = False) -> Record:
         """Measure at the present weights, or at the start.
@@ -187,7 +188,8 @@ class Probe:
         model, risk, x, free = self.subject.model, self._risk, self.x, self.subject.trained()
         alpha, scaled = self.subject.alpha, self.subject.outputs(x, v)
         with torch.no_grad():
-            present = float(risk(model(x, params=now) if scaled is None else scaled))
+            value = self._attempt("loss", lambda: float(risk(model(x, params=now) if scaled is None else scaled)))
+        present = math.nan if value is None else value
         if math.isinf(alpha) or not free or not math.isfinite(present):
             return present, math.nan, math.nan
 

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import math
 import time
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, final
 
@@ -17,6 +16,7 @@ from torch import Tensor, nn
 from lazyscope._typing import Inputs
 from lazyscope.ambient import derivatives
 from lazyscope.diagnose.measure import Probe
+from lazyscope.diagnose.prediction import predicted
 from lazyscope.diagnose.record import LayerRecord, Record, from_plain, to_plain
 from lazyscope.diagnose.schedule import Every, Schedule, WithinBudget
 from lazyscope.diagnose.sinks import CsvSink, Sink, Where, read, runs, sink_of
@@ -24,21 +24,15 @@ from lazyscope.diagnose.subject import Subject
 from lazyscope.diagnose.verdict import RunVerdict, judge
 from lazyscope.errors import InputError, ModelError
 from lazyscope.extras import required
-from lazyscope.labels import Target, as_target
+from lazyscope.labels import Target
 from lazyscope.linalg.bilinear import BilinearNorm
 from lazyscope.loss import Loss
 from lazyscope.model.forward import Output
-from lazyscope.model.metric import Metric, optimiser_metric
-from lazyscope.notices import collected
+from lazyscope.model.metric import Metric
 from lazyscope.theory.criterion import Descent, RelativeScale
-from lazyscope.theory.relative_scale import relative_scale
-from lazyscope.torch_loss import Given, TorchLoss, name_of, understood
+from lazyscope.torch_loss import TorchLoss
 
 __all__ = ["Monitor", "Record", "read", "runs"]
-
-_ITERATIONS, _TOLERANCE = 40, 1e-2
-"""The maximum number of iterations of the search for ‖D²h‖ at the start, and its tolerance, whose square is about the
-relative error of the value."""
 
 _MARK, _VERSION = "lazyscope", 1
 """The key that marks the state of a monitor, and its version."""
@@ -140,6 +134,10 @@ class Monitor:
     ) -> None:
         if not isinstance(net, nn.Module):
             raise ModelError(f"Monitor takes the module that is trained, not {type(net).__name__}; pass the nn.Module.")
+        if not isinstance(start, int | Mapping):
+            raise InputError(
+                f"The start is a {type(start).__name__}; pass the number of the first step as an int, or a state dict."
+            )
         self._schedule: Schedule = WithinBudget(budget) if every is None else Every(every)
         self._net, self._x = net, x_probe
         self._asked = (y_probe, loss, optimiser, columns)
@@ -152,7 +150,7 @@ class Monitor:
         else:
             self._probe = self._made(None if isinstance(start, int) else start, None)
             self.initial = self._measured(at_start=True)
-            self.scale = self._scale(metric)
+            self.scale = self._predicted(metric)
         self._sinks: list[Sink] = [] if csv is None else [CsvSink(csv)]
         self._sinks += [sink_of(each) for each in (tensorboard, *writers) if each is not None]
 
@@ -164,33 +162,15 @@ class Monitor:
         with _plainly(subject):
             return Probe(subject, self._x, *self._asked)
 
-    def _scale(self, metric: Metric) -> RelativeScale | None:
+    def _predicted(self, metric: Metric) -> RelativeScale | None:
         """Compute κ and the criterion at the start, if there are targets and the loss has them."""
-        y, loss = self._asked[:2]
-        subject, start = self._probe.subject, self._probe.start
-        if y is None or math.isinf(subject.alpha):
+        (y, loss), probe = self._asked[:2], self._probe
+        if y is None:
             return None
-        y = as_target(y, start).to(start.device)
-        if loss is not None and not isinstance(loss, Loss):
-            try:
-                loss, y, words = understood(loss, y, start)
-            except InputError as error:
-                self._probe.notes["scale"] = str(error)
-                return None
-            if isinstance(loss, Given):
-                self._probe.notes["scale"] = " ".join(words)
-        if isinstance(metric, torch.optim.Optimizer):
-            metric = optimiser_metric(metric, subject.model, subject.net)
-        with collected([]):  # the notice about kinks is part of the result
-            found = relative_scale(
-                subject.model, self._probe.x, y, loss=loss, metric=metric,
-                batch=max(len(start), 1), tolerance=_TOLERANCE, iterations=_ITERATIONS,
-            )  # fmt: skip
-        if loss is not None:
-            found = replace(found, loss=name_of(loss))
-        if subject.plain:
-            return found
-        return (found.centred() if subject.centred else found).scaled(subject.alpha)
+        found, note = predicted(probe.subject, probe.x, probe.start, y, loss, metric)
+        if note:
+            probe.notes["scale"] = note
+        return found
 
     def __call__(self, step: int | None = None) -> Record | None:
         """Count a step of the optimiser, and measure if it is time to.
@@ -296,6 +276,7 @@ class Monitor:
             "initial": to_plain(self.initial),
             "records": [to_plain(record) for record in self.records],
             "scale": None if self.scale is None else asdict(self.scale),
+            "notes": self.notes,
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -320,6 +301,8 @@ class Monitor:
         self.initial = from_plain(state["initial"])
         self.records = [from_plain(record) for record in state["records"]]
         self.scale = None if state["scale"] is None else _restored(state["scale"])
+        if note := state.get("notes", {}).get("scale"):  # states of older versions have no notes
+            self._probe.notes["scale"] = note
 
 
 @contextmanager

@@ -160,6 +160,19 @@ class Subject:
             found: Tensor = self.net(x)
         return found + (asked - present)
 
+    def initial(self, start: Tensor) -> Tensor:
+        """Compute the outputs of the network at its start, which for `Scaled` modules are not those of the model.
+
+        Args:
+            start: The outputs h(w₀) of the model.
+
+        Returns:
+            0 for a centred `Scaled` module, αh(w₀) for one that is not centred, and otherwise h(w₀).
+        """
+        if not isinstance(self.net, Scaled):
+            return start
+        return torch.zeros_like(start) if self.net.centred else self.net.alpha * start
+
     def trained(self) -> list[str]:
         """Return the names of the parameters that are trained now: those that are not frozen."""
         free = {name for name, p in self.net.named_parameters() if p.requires_grad}

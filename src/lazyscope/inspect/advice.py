@@ -102,8 +102,11 @@ def recipes(word: Word, scale: Scale, courses: Sequence[Course], optimiser: str)
         optimiser: The code that creates the optimiser from `net`.
 
     Returns:
-        The code that makes training lazier, and the code that makes it richer unless the model is linear.
+        The code that makes training lazier, and the code that makes it richer unless the model is linear. There is none
+        if the loss is not finite at the outputs 0, where the models of both would start.
     """
+    if not math.isfinite(scale.relative.at_zero.excess):
+        return ()
     number = "κ" if scale.symbol == "κ" else "the criterion"
     low, high = scale.lazy_widths
     alpha, measured = _lazier(scale, courses)

@@ -166,6 +166,7 @@ def _inspected(
         # the predicted curve is that of a gradient flow, which other trainings do not follow
         prediction = predict(studied, kernel, tangent) if training is None else None
         limits = limits_of(studied, tangent, steepest(studied, kernel, tangent))
+        limits = limits.checked() if training is None else limits
         before = clock.elapsed
         probe = Probe(studied, notes)
         schedule = plan(studied, limits.lr, scales, clock.elapsed - before, budget, clock, training)

@@ -128,7 +128,7 @@ def cards(report: Any) -> list[Reading]:
         ),
         Reading(
             "safe learning rate",
-            report.limits.suggested if own.status != "diverged" else None,
+            None if own.status == "diverged" or math.isnan(report.limits.lr) else report.limits.suggested,
             f"For plain SGD on all samples with {report.limits.torch_loss}: a quarter of the largest stable one, or"
             " less.",
         ),
@@ -196,7 +196,7 @@ def sections(report: Any) -> list[Section]:
         Section(
             "Learning rates",
             f"A safe learning rate for plain SGD on all samples with {report.limits.torch_loss} is"
-            f" {short(report.limits.suggested)}. It is well below the largest stable one, at which gradient descent on"
+            f" {report.limits.shown}. It is well below the largest stable one, at which gradient descent on"
             " the linearised model starts to oscillate.",
             (),
             tuple(report.limits.readings()),

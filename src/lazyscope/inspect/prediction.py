@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import final
 
 import numpy as np
 import torch
 
+from lazyscope.errors import InputError
 from lazyscope.flow import tangent_flow
-from lazyscope.inspect.reading import Reading
+from lazyscope.inspect.reading import Reading, short
 from lazyscope.inspect.subject import Subject
 from lazyscope.inspect.tangent import Kernel, Tangent
 from lazyscope.loss import CrossEntropy, Loss, Square
@@ -122,11 +123,13 @@ class Limits:
 
     Args:
         start: 2/λ_max(H½KH½/n), where H is the Hessian of ℓ at h(w₀): the limit at the start of training.
-        safe: 2/(Mλ₁), where M is the smoothness constant of ℓ: a limit for all outputs, as long as the kernel does not
-            change.
+        safe: 2/(Mλ₁), where M is the smoothness constant of ℓ, times n/n' if only n' of the n samples count: a limit
+            for all outputs, as long as the kernel does not change.
         torch_loss: The name of the corresponding loss of PyTorch.
         torch_factor: The factor by which R exceeds that loss.
         lr: The learning rate that the inspection uses.
+
+    The limits and the learning rate are NaN if the loss has no curvature at h(w₀) and M is not known.
     """
 
     start: float
@@ -140,9 +143,31 @@ class Limits:
         """A safe learning rate for PyTorch's loss: the one used here, well below the limits."""
         return self.lr * self.torch_factor
 
+    @property
+    def shown(self) -> str:
+        """The safe learning rate as text."""
+        return "not known" if math.isnan(self.lr) else short(self.suggested)
+
+    def checked(self) -> Limits:
+        """Raise an error if no stable learning rate is known.
+
+        Returns:
+            The limits.
+
+        Raises:
+            InputError: If it is not known.
+        """
+        if math.isnan(self.lr):
+            raise InputError(
+                f"The second derivative of {self.torch_loss} at h(w₀) is zero or not defined, so no stable learning"
+                " rate is known; pass your optimiser, as optimiser=lambda parameters: torch.optim.SGD(parameters,"
+                " lr=0.01)."
+            )
+        return self
+
     def readings(self) -> list[Reading]:
         """The rows of the report."""
-        return [
+        rows = [
             Reading(
                 "safe learning rate",
                 self.suggested,
@@ -173,21 +198,25 @@ class Limits:
                 "The safe learning rate in the normalisation of R. Gradient descent uses it here for every α.",
             ),
         ]
+        return [replace(row, value=None) if math.isnan(row.value or 0.0) else row for row in rows]
 
 
 def limits_of(subject: Subject, tangent: Tangent, sharpest: float) -> Limits:
     """Compute the limits, and choose a learning rate well below both.
 
+    If only n' of the n samples count, R is the mean over them, so the curvature is at most (n/n')Mλ₁.
+
     Args:
         subject: The model with its data and loss.
         tangent: The spectrum of the tangent kernel.
-        sharpest: The value of `steepest`.
+        sharpest: The value of `steepest`, or NaN if it is not defined.
 
     Returns:
         The limits.
     """
-    start = 2 / sharpest if sharpest > 0 else math.inf
-    safe = 2 / (subject.loss.smoothness * tangent.top) if math.isfinite(subject.loss.smoothness) else start
+    smoothness = subject.loss.smoothness * subject.n / subject.counted(subject.n)
+    start = 2 / sharpest if sharpest > 0 else math.inf if math.isfinite(smoothness) else math.nan
+    safe = 2 / (smoothness * tangent.top) if math.isfinite(smoothness) else start
     name, factor = _torch(subject.loss, subject)
     return Limits(start, safe, name, factor, 0.25 * min(start, safe))
 

@@ -222,7 +222,7 @@ class Report:
             f" ({own.steps[-1]} steps, loss at {percent(own.fell_to)} of its initial value)",
             f"  the kernel changed by {percent(own.drifts[-1].kernel)}, the weights by"
             f" {percent(own.drifts[-1].weights)}; a safe learning rate for plain SGD with {self.limits.torch_loss} is"
-            f" {short(self.limits.suggested)}",
+            f" {self.limits.shown}",
             *(f"  {recipe.title}: {recipe.code.splitlines()[0]}" for recipe in self.recipes),
         ]
         if self.warning is not None:

@@ -8,6 +8,7 @@ from typing import final
 
 import torch
 
+from lazyscope.diagnose.prediction import descending
 from lazyscope.inspect.budget import Clock
 from lazyscope.inspect.reading import Reading, percent, short
 from lazyscope.inspect.subject import Subject
@@ -15,11 +16,12 @@ from lazyscope.inspect.tangent import Tangent
 from lazyscope.linalg.bilinear import Bilinear, bilinear_norm
 from lazyscope.linalg.compose import Diagonal, Product, Transformed
 from lazyscope.linalg.eigen import operator_norm
+from lazyscope.loss import Square
 from lazyscope.model.differences import second_derivative
 from lazyscope.model.jacobian import JacobianOperator
 from lazyscope.theory.criterion import LAZY, RelativeScale
 from lazyscope.theory.relative_scale import encoded, pulled
-from lazyscope.torch_loss import name_of
+from lazyscope.torch_loss import Given, name_of
 
 STARTS, FEW = 8, 2
 """The number of random starts of the search for ‖D²h‖, and the number if a product is expensive."""
@@ -187,7 +189,8 @@ def scale_of(subject: Subject, tangent: Tangent, clock: Clock, seed: int, notes:
     def make(points: int) -> Bilinear:
         return second(subject.fewer(points)[0])
 
-    points, share = min(8, subject.n), 0.25 * clock.left
+    first = int(subject.kept.flatten(1).any(1).nonzero()[0]) if subject.start.ndim > 1 else 0  # that counts
+    points, share = min(max(8, first + 1), subject.n), 0.25 * clock.left
     form = make(points)
     once = _cost(form, clock)
     while points < subject.n and once * FEW * ITERATIONS * min(2.0, subject.n / points) <= share:
@@ -205,7 +208,11 @@ def scale_of(subject: Subject, tangent: Tangent, clock: Clock, seed: int, notes:
         form = Transformed(form, Diagonal(mask[:points].flatten()))
         norm = operator_norm(Product(Diagonal(mask.flatten()), rows), seed=seed)
     search = bilinear_norm(form, starts=starts, tolerance=TOLERANCE, iterations=iterations, seed=seed)
-    relative = RelativeScale.assembled(outputs, target, risk, norm, pulled(rows), search, searched=points)
+    # a loss of the user need not be defined at the outputs 0, so it is evaluated separately
+    given = isinstance(subject.loss, Given)
+    regular = Square().risk(outputs, target, 0) if given else risk
+    relative = RelativeScale.assembled(outputs, target, regular, norm, pulled(rows), search, searched=points)
+    relative = descending(relative, risk, outputs, pulled(rows)) if given else relative
     return Scale(replace(relative, loss=name_of(subject.loss)), points, subject.n)
 
 

@@ -14,12 +14,12 @@ from lazyscope.errors import InputError, ModelError
 from lazyscope.inspect.budget import Budget, draw
 from lazyscope.labels import as_numbers, as_target
 from lazyscope.linalg.finite import check_finite
-from lazyscope.loss import CrossEntropy, Loss, Risk, Square, check_loss, matching_loss
+from lazyscope.loss import CrossEntropy, Loss, Risk, Square, matching_loss
 from lazyscope.model.base import Model, check_inputs
 from lazyscope.model.coordinates import Alpha, Coordinates, Studied, check_alpha
 from lazyscope.model.inputs import Samples
 from lazyscope.model.samples import Coupling, coupling
-from lazyscope.torch_loss import name_of, understood
+from lazyscope.torch_loss import check_callable, name_of, understood
 
 
 @final
@@ -138,8 +138,8 @@ def subject(net: Any, x: Inputs, y: Any, loss: Any, budget: Budget, seed: int) -
         raise ModelError(
             f"inspect takes a module or a lazyscope.Model, not {type(net).__name__}; pass Model(f, params)."
         )
-    if loss is not None and (isinstance(loss, type) or not callable(loss)):
-        check_loss(loss)
+    if loss is not None:
+        check_callable(loss)
     model = Model.of(net)
     weights = next(iter(model.params.values()))
     device, y = weights.device, as_target(y, weights)

@@ -262,7 +262,7 @@ def steepest(subject: Subject, kernel: Kernel, tangent: Tangent, iterations: int
         iterations: The number of iterations of the power method.
 
     Returns:
-        The largest eigenvalue.
+        The largest eigenvalue, or NaN if PyTorch cannot differentiate the loss twice.
     """
     if isinstance(subject.loss, Square):
         return tangent.top
@@ -271,7 +271,12 @@ def steepest(subject: Subject, kernel: Kernel, tangent: Tangent, iterations: int
     u = torch.randn(start.shape, generator=random, dtype=torch.float64, device="cpu").to(start)
     value = 0.0
     for _ in range(iterations if kernel.matrix is not None else min(iterations, 12)):
-        image = _curvature(subject, u)
+        try:
+            image = _curvature(subject, u)
+        except RuntimeError as error:  # such as "derivative for aten::multi_margin_loss_backward is not implemented"
+            if "not implemented" not in str(error):
+                raise
+            return math.nan
         energy = float((u * image).sum())
         if not energy > 0:
             break
@@ -286,5 +291,7 @@ def _curvature(subject: Subject, u: Tensor) -> Tensor:
     with derivatives():
         leaf = subject.start.detach().requires_grad_()
         (slope,) = torch.autograd.grad(subject.risk.pointwise(leaf).sum(), leaf, create_graph=True)
-        (image,) = torch.autograd.grad(slope, leaf, u)
+        if not slope.requires_grad:  # the loss is linear in the outputs on each piece
+            return torch.zeros_like(u)
+        (image,) = torch.autograd.grad(slope, leaf, u, materialize_grads=True)
     return image
