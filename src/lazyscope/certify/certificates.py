@@ -11,15 +11,18 @@ from torch import nn
 from lazyscope._typing import Inputs, Number
 from lazyscope.ambient import without_autocast
 from lazyscope.certify.comparison import compare, compare_steps, doubled
+from lazyscope.errors import InputError, ModelError
 from lazyscope.labels import Target
-from lazyscope.loss import Loss, Square
+from lazyscope.loss import Loss, Square, check_loss
 from lazyscope.model.base import studied
 from lazyscope.model.coordinates import Studied
+from lazyscope.theory.arguments import checked_constant, checked_horizon, checked_step
 from lazyscope.theory.certificate import Certificate
 from lazyscope.theory.constant_rank import descent, under_parameterised
 from lazyscope.theory.constants import Constants, constants_of
 from lazyscope.theory.convergence import linear_rate, over_parameterised, stability
-from lazyscope.theory.lazy import finite_horizon, general
+from lazyscope.theory.curvature import Curvature
+from lazyscope.theory.lazy import finite_horizon, general, risk_at
 
 _RATES = ("rate mσ_min²/4", "rate μ")
 """The names of the rates of Theorems 2.4 and 2.5."""
@@ -68,6 +71,12 @@ def certify(
         One certificate per theorem. Its `applies` is True if the hypotheses hold, and its `verdict` tells whether the
         measured distances respect the bounds.
 
+    Raises:
+        InputError: If the loss is not one of `lazyscope.loss`, or K, the horizon, the step size or a count is not
+            positive and finite.
+        ModelError: If `Dh(w₀) = 0` and no horizon is given, or `h` does not depend on the weights.
+        ScaleError: If α is not positive and finite.
+
     Example:
         >>> import lazyscope as ls
         >>> net = ls.TwoLayer.gaussian(50, 2, [0], activation=torch.tanh)[0]
@@ -75,9 +84,20 @@ def certify(
         >>> [c.holds for c in ls.certify(net, ls.loss.Square(), x, torch.zeros(4), alpha=10.0, centred=True)][:1]
         [True]
     """
+    loss, K = check_loss(loss), checked_constant(K)
+    end = None if horizon is None else checked_horizon(horizon)
+    if points < 1 or (lr is not None and (points < 2 or steps < 1)):
+        raise InputError(
+            f"The number of times is {points} and that of steps is {steps}; pass points ≥ 1, and with a step size also"
+            " points ≥ 2 and steps ≥ 1."
+        )
+    lr = None if lr is None else checked_step(lr)
     model, x, unseen = studied(model).double(), doubled(x), None if unseen is None else doubled(unseen)
     known = constants_of(model, x) if constants is None else constants
-    end = float(K / known.jacobian_norm**2 if horizon is None else horizon)
+    steepness = known.jacobian_norm**2
+    if end is None and not steepness > 0:
+        raise ModelError("Dh(w₀) is 0, so the horizon K/‖Dh(w₀)‖² is infinite; pass horizon=… or use other weights.")
+    end = K / steepness if end is None else end
     told: dict[str, Any] = {"alpha": alpha, "centred": centred, "constants": known}
     found = [
         general(model, loss, x, y, horizon=end, unseen=unseen, **told),
@@ -89,10 +109,11 @@ def certify(
     ends = [c.horizon for c in found if math.isfinite(c.horizon)]
     rates = [c.constants[name].value for c in found for name in _RATES if c.applies and name in c.constants]
     # until the bounds for all times are e⁻⁵, but at most 30 times the fastest time scale, for the explicit solver
-    ends += [min(5 / rate, 30 / (loss.smoothness * known.jacobian_norm**2)) for rate in rates]
+    risk = risk_at(model, loss, x, y, alpha, centred)
+    ends += [min(5 / rate, 30 / (Curvature.of(risk).smoothness * steepness)) for rate in rates]
     times = torch.cat([torch.linspace(0, time, points, dtype=torch.float64, device="cpu") for time in ends]).unique()
     both = compare(model, loss, x, y, alpha=alpha, times=times, centred=centred, unseen=unseen)
-    found = [*(c.against(both) for c in found), linear_rate(loss, both), stability(loss, both, known)]
+    found = [*(c.against(both) for c in found), linear_rate(risk, both), stability(risk, both, known)]
     if lr is not None:
         stepped = descent(model, loss, x, y, lr=lr, **told)
         if stepped.applies:

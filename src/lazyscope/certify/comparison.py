@@ -12,16 +12,17 @@ from torch import Tensor, nn
 from lazyscope._typing import Inputs, Number, Params
 from lazyscope.ambient import without_autocast
 from lazyscope.flow.descent import gradient_descent
-from lazyscope.flow.objective import Times
+from lazyscope.flow.objective import Times, check_times
 from lazyscope.flow.ode import gradient_flow
 from lazyscope.flow.tangent import tangent_flow
 from lazyscope.flow.trajectory import Trajectory
 from lazyscope.labels import Target, as_target
-from lazyscope.loss import Loss, Risk
+from lazyscope.loss import Loss, Risk, check_loss
 from lazyscope.model.base import studied
 from lazyscope.model.coordinates import Studied
 from lazyscope.model.inputs import Samples
 from lazyscope.theory.certificate import Comparison
+from lazyscope.theory.curvature import Curvature, minimiser
 
 _FINE, _COARSE = 1e-9, 1e-7
 """The relative tolerances of the solver. The difference of both results is a cautious bound on the finer error."""
@@ -59,6 +60,9 @@ def compare(
     Returns:
         The distances of weights, outputs and predictions at each time, with their numerical accuracy.
 
+    Raises:
+        InputError: If the loss is not one of `lazyscope.loss`, or there are no times or they do not increase.
+
     Example:
         >>> import lazyscope as ls
         >>> net = torch.nn.Sequential(torch.nn.Linear(2, 8), torch.nn.Tanh(), torch.nn.Linear(8, 1))
@@ -67,7 +71,7 @@ def compare(
         torch.Size([3])
     """
     model, x, unseen = studied(model).double(), doubled(x), None if unseen is None else doubled(unseen)
-    times = torch.as_tensor(times, dtype=torch.float64, device="cpu")
+    times = check_times(times, infinity=False)
     times = times if float(times[0]) == 0 else torch.cat([times.new_zeros(1), times])
     both = _Pair.of(model, loss, x, y, float(alpha), centred)
     options: dict[str, Any] = {"alpha": float(alpha), "centred": centred, "times": times, "keep_params": True}
@@ -110,6 +114,9 @@ def compare_steps(
     Returns:
         The distances at each recorded step k, whose time is ηk.
 
+    Raises:
+        InputError: If the loss is not one of `lazyscope.loss`, or a number is invalid.
+
     Example:
         >>> import lazyscope as ls
         >>> net = torch.nn.Sequential(torch.nn.Linear(2, 8), torch.nn.Tanh(), torch.nn.Linear(8, 1))
@@ -147,7 +154,7 @@ class _Pair:
 
     @staticmethod
     def of(model: Studied, loss: Loss, x: Inputs, y: Target, alpha: float, centred: bool) -> _Pair:
-        coordinates = model.coordinates(x, alpha, centred=centred)
+        loss, coordinates = check_loss(loss), model.coordinates(x, alpha, centred=centred)
         with torch.no_grad():
             y0 = coordinates.outputs(coordinates.zeros())
         target = as_target(y, y0)
@@ -195,14 +202,17 @@ class _Pair:
         slopes = torch.stack([self.risk.gradient(out) for out in path.outputs]).flatten(1)
         moved = [model.moved({k: v[i] for k, v in path.params.items()}, alpha) for i in range(len(times))]
         kernels = [_kernel(each, x) / n for each in moved]
-        best, gradient = self.risk.loss.minimiser(self.risk.target), self.gradients(path)
+        best, gradient = minimiser(self.risk), self.gradients(path)
         shifts = [((kernel - kernels[0]) @ g).norm() for g, kernel in zip(slopes, kernels, strict=True)]
         in_weights = sum(_apart(a, b, "params") for a, b in zip(fine, coarse, strict=True))
         in_weights += _ROUNDING * float(path.travel.max())
         in_outputs = sum(_apart(a, b, "outputs") for a, b in zip(fine, coarse, strict=True))
         in_outputs = (in_outputs + _ROUNDING * float(path.outputs.flatten(1).norm(dim=1).max())) / math.sqrt(n)
         in_gradient = 0.0 if coarse is fine else float((gradient - self.gradients(coarse[0])).abs().max())
-        in_gradient += _ROUNDING * _steepest(model, x) * float(slopes.norm(dim=1).max()) / math.sqrt(n)
+        # the rounding error of ∇R(y) is relative to ∇R, and also to y, where it is a difference of outputs and targets
+        smooth, size = Curvature.of(self.risk).smoothness, float(path.outputs.flatten(1).norm(dim=1).max())
+        largest = float(slopes.norm(dim=1).max()) + (smooth * size if math.isfinite(smooth) else 0.0)
+        in_gradient += _ROUNDING * _steepest(model, x) * largest / math.sqrt(n)
         return Comparison(
             times=times,
             displacement=path.travel / alpha,

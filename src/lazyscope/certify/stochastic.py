@@ -13,7 +13,7 @@ from lazyscope.certify.comparison import doubled
 from lazyscope.errors import InputError, ModelError
 from lazyscope.flow.objective import Objective, flat, unflat
 from lazyscope.labels import Target, as_target
-from lazyscope.loss import Loss
+from lazyscope.loss import Loss, check_loss
 from lazyscope.model.base import studied
 from lazyscope.model.coordinates import Studied
 from lazyscope.theory.certificate import Expectation
@@ -58,7 +58,7 @@ def expect(
         The mean square distance to w_∞ and the probability of having left the ball, after each step.
 
     Raises:
-        InputError: If there are more than 10 000 sequences.
+        InputError: If there are more than 10 000 sequences, or the loss is not one of `lazyscope.loss`.
         ModelError: If Newton's method finds no critical point in the ball.
 
     Example:
@@ -69,7 +69,7 @@ def expect(
         >>> expect(net, ls.loss.Square(), x, y, radius=0.1, **told).exits
         tensor([0., 0., 0.], dtype=torch.float64)
     """
-    model, x = studied(model).double(), doubled(x)
+    loss, model, x = check_loss(loss), studied(model).double(), doubled(x)
     target = as_target(y, torch.empty(0, dtype=torch.float64, device="cpu"))
     target = target.double() if target.is_floating_point() else target
     objective = Objective.of(model, loss, x, target, float(alpha), centred)

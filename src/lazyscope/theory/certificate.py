@@ -27,6 +27,17 @@ class Verdict(StrEnum):
     """A hypothesis of the theorem fails."""
     OPEN = "not measured"
     """The theorem applies, and nothing has been measured."""
+    UNDECIDED = "not evaluated"
+    """The theorem applies and nothing exceeds its bound, but some bound is NaN, for instance because of overflow."""
+
+
+_ROUNDED = 1 + 32 * torch.finfo(torch.float64).eps
+"""The factor by which a computed bound is rounded up before a measurement counts as larger.
+
+A bound is a product of about ten rounded factors and of an exponential, whose relative rounding error is that of its
+argument, at most about 30 in `certify`. The factor exceeds 1 by 7·10⁻¹⁵, so it only hides constants that are wrong by
+less than that, far below the accuracy of a flow.
+"""
 
 
 @dataclass(frozen=True)
@@ -127,19 +138,28 @@ class Measurement:
     time: float
     """The time at which the quantity comes closest to its bound."""
     bound: float
-    """The bound at this time."""
+    """The bound at this time, NaN if it could not be evaluated."""
     measured: float
     """The measured quantity at this time."""
     holds: bool
-    """Whether the bound holds at all measured times, up to numerical error."""
+    """Whether the bound holds at all measured times, up to numerical error; False if it could not be evaluated."""
     accuracy: float = 0.0
     """The numerical error of the measurement."""
 
     @property
+    def evaluated(self) -> bool:
+        """Whether the bound is a number at all measured times, or is exceeded at one of them."""
+        return not math.isnan(self.bound)
+
+    @property
     def ratio(self) -> float:
-        """The ratio of the measured quantity, minus its numerical error, to the bound."""
+        """The ratio of the measured quantity, minus its numerical error, to the bound, which is rounded up."""
         beyond = max(0.0, self.measured - self.accuracy)
-        return beyond / self.bound if self.bound else math.inf if beyond else 0.0
+        return beyond / (self.bound * _ROUNDED) if self.bound else math.inf if beyond else 0.0
+
+    def __str__(self) -> str:
+        beside = f"≤ {self.bound:.3g}" if self.evaluated else "measured, and the bound could not be evaluated,"
+        return f"{self.statement}: {self.measured:.3g} {beside} at t = {self.time:.3g}"
 
 
 @dataclass(frozen=True)
@@ -169,12 +189,15 @@ class Certificate:
 
     @property
     def verdict(self) -> Verdict:
-        """The outcome: holds, violated, does not apply, or not measured."""
+        """The outcome: holds, violated, does not apply, not measured, or not evaluated."""
         if not self.applies:
             return Verdict.SILENT
         if not self.measurements:
             return Verdict.OPEN
-        return Verdict.HOLDS if all(m.holds for m in self.measurements) else Verdict.VIOLATED
+        if all(m.holds for m in self.measurements):
+            return Verdict.HOLDS
+        exceeded = any(m.evaluated and not m.holds for m in self.measurements)
+        return Verdict.VIOLATED if exceeded else Verdict.UNDECIDED
 
     @property
     def holds(self) -> bool:
@@ -221,16 +244,17 @@ class Certificate:
         lines += [f"  {hypothesis}" for hypothesis in self.hypotheses]
         lines += [f"  {name} = {constant}" for name, constant in self.constants.items()]
         if self.measurements:
-            lines += [
-                f"  {m.statement}: {m.measured:.3g} ≤ {m.bound:.3g} at t = {m.time:.3g}" for m in self.measurements
-            ]
+            lines += [f"  {measurement}" for measurement in self.measurements]
         else:
             lines += [f"  {bound.statement}" for bound in self.bounds]
         return "\n".join(lines)
 
 
 def _measure(bound: Bound, comparison: Comparison | Expectation) -> Measurement | None:
-    """Find where a measured quantity is closest to its bound; `None` if nothing was measured before its last time."""
+    """Find where a measured quantity is closest to its bound; `None` if nothing was measured before its last time.
+
+    If the bound is NaN at some time and is not exceeded at the others, that time is reported.
+    """
     chosen = (comparison.times > 0) & (comparison.times <= bound.until * (1 + 1e-12))
     measured = getattr(comparison, bound.quantity)[chosen]
     if not len(measured) or bool(measured.isnan().any()):
@@ -238,14 +262,16 @@ def _measure(bound: Bound, comparison: Comparison | Expectation) -> Measurement 
     times = comparison.times[chosen]
     limit = bound.curve(times)
     slack = comparison.accuracy.get(bound.quantity, 0.0)
-    excess = (measured - slack).clamp(min=0) / limit.clamp(min=1e-300)
-    at = int(excess.argmax())
+    within, unknown = measured <= limit * _ROUNDED + slack, limit.isnan()
+    excess = ((measured - slack).clamp(min=0) / limit.clamp(min=1e-300)).nan_to_num(nan=-1.0, posinf=math.inf)
+    undecided = bool(unknown.any()) and bool((within | unknown).all())
+    at = int(unknown.int().argmax()) if undecided else int(excess.argmax())
     return Measurement(
         bound.quantity,
         bound.statement,
         float(times[at]),
         float(limit[at]),
         float(measured[at]),
-        bool((measured <= limit + slack).all()),
+        bool(within.all()),
         slack,
     )

@@ -15,13 +15,14 @@ from torch import Tensor, nn
 
 from lazyscope._typing import Inputs, Number
 from lazyscope.ambient import without_autocast
-from lazyscope.errors import InputError
 from lazyscope.labels import Target
 from lazyscope.loss import Loss
 from lazyscope.model.coordinates import Studied
+from lazyscope.theory.arguments import checked_radius, checked_step
 from lazyscope.theory.certificate import Bound, Certificate, Constant, Hypothesis
 from lazyscope.theory.constants import Constants
 from lazyscope.theory.convergence import constant, well_conditioned
+from lazyscope.theory.curvature import Curvature
 from lazyscope.theory.lazy import Start
 
 _MARGIN = 1e-9
@@ -46,8 +47,9 @@ class Ball:
     """Λ = M(‖Dh(w₀)‖ + rL)² + LG/α, an upper bound on the curvature of F_α."""
 
     @staticmethod
-    def of(s: Start, loss: Loss, radius: float, steep: float) -> Ball:
+    def of(s: Start, radius: float, steep: float) -> Ball:
         """Evaluate the bounds for one radius."""
+        loss = s.loss
         bend, spectrum = s.constants.smoothness(radius), s.constants.spectrum
         floor, twist = max(0.0, spectrum.least - radius * bend), bend * steep / s.alpha
         low = loss.strong_convexity * floor**2 - twist
@@ -66,17 +68,30 @@ class Pace:
         """The factor max(|1 - ημ|, |1 - ηΛ|) of one step if the curvature is in [μ, Λ]."""
         return max(abs(1 - self.step * low), abs(1 - self.step * high))
 
+    def gap(self, low: float, high: float) -> float:
+        """The gap 1 - q of one step, which is ημ, without cancellation, if η ≤ 2/(μ + Λ)."""
+        factor = self.factor(low, high)
+        return self.step * low if factor == 1 - self.step * low else 1 - factor
+
     def rate(self, low: float, high: float) -> float:
         """The inverse of the sum of all factors times η, or of the integral of e^{-μt}: μ if η ≤ 2/(μ + Λ)."""
-        return (1 - self.factor(low, high)) / self.step if self.step else low
+        return self.gap(low, high) / self.step if self.step else low
 
     def decay(self, low: float, high: float, t: Tensor) -> Tensor:
         """The factor after time t."""
-        return self.factor(low, high) ** (t / self.step) if self.step else torch.exp(-low * t)
+        return torch.exp(self._logarithm(low, high, t))
 
     def total(self, low: float, high: float, t: Tensor) -> Tensor:
         """The integral of the decay from 0 to t, or η times its sum over the steps before t."""
-        return (1 - self.decay(low, high, t)) / self.rate(low, high)
+        return -torch.expm1(self._logarithm(low, high, t)) / self.rate(low, high)
+
+    def _logarithm(self, low: float, high: float, t: Tensor) -> Tensor:
+        return powers(self.gap(low, high), t / self.step) if self.step else -low * t
+
+
+def powers(gap: float, k: Tensor) -> Tensor:
+    """Compute the logarithm of q^k from 1 - q, so that 1 - q^k is also precise if q is close to 1; q^0 is 1."""
+    return k * math.log1p(-gap) if gap < 1 else torch.where(k > 0, -math.inf, 0.0).to(k)
 
 
 @without_autocast
@@ -120,13 +135,15 @@ def under_parameterised(
         The certificate, with bounds on the gradient, the displacement, the weights and the outputs.
 
     Raises:
+        InputError: If the radius is negative or infinite.
         ScaleError: If α is not positive and finite.
     """
+    radius = checked_radius(radius)
     s = Start.of(model, loss, x, y, alpha, centred, constants)
-    conditions = [well_conditioned(loss), _rank(s, constant_rank)]
+    conditions = [well_conditioned(s.loss), _rank(s, constant_rank)]
     if not all(condition.holds for condition in conditions):
         return Certificate("Theorem 2.5", tuple(conditions), s.known(), ())
-    return _contracting("Theorem 2.5", s, loss, Pace(0.0), radius, conditions)
+    return _contracting("Theorem 2.5", s, s.loss, Pace(0.0), radius, conditions)
 
 
 @without_autocast
@@ -167,24 +184,17 @@ def descent(
         is injective, or on the residual if it is surjective.
 
     Raises:
-        InputError: If the step size is not positive and finite.
+        InputError: If the step size is not positive and finite, or the radius is negative or infinite.
         ScaleError: If α is not positive and finite.
     """
-    pace = Pace(checked_step(lr))
+    pace, radius = Pace(checked_step(lr)), checked_radius(radius)
     s = Start.of(model, loss, x, y, alpha, centred, constants)
-    conditions = [well_conditioned(loss), _rank(s, constant_rank=False)]
+    conditions = [well_conditioned(s.loss), _rank(s, constant_rank=False)]
     if not all(condition.holds for condition in conditions):
         return Certificate("Gradient descent", tuple(conditions), s.known(), ())
     if s.constants.spectrum.injective:
-        return _contracting("Gradient descent", s, loss, pace, radius, conditions)
-    return _descending(s, loss, pace.step, radius, conditions)
-
-
-def checked_step(lr: Number) -> float:
-    """Check that a step size is positive and finite."""
-    if not 0 < lr < math.inf:
-        raise InputError(f"The step size is {lr} and must be positive and finite; pass lr > 0.")
-    return float(lr)
+        return _contracting("Gradient descent", s, s.loss, pace, radius, conditions)
+    return _descending(s, s.loss, pace.step, radius, conditions)
 
 
 def settled(needed: Callable[[float], float]) -> float:
@@ -217,26 +227,26 @@ def least_scale(
         The scale α, or ∞ if the theorem does not apply up to `largest`.
     """
     s = Start.of(model, loss, x, y, 1.0, True, constants)
-    if not (well_conditioned(loss).holds and _rank(s, constant_rank=False).holds):
+    if not (well_conditioned(s.loss).holds and _rank(s, constant_rank=False).holds):
         return math.inf
     alpha = 1e-3
-    while settled(_needed(replace(s, alpha=alpha), loss, Pace(0.0))) == math.inf:  # the start does not depend on α
+    while settled(_needed(replace(s, alpha=alpha), Pace(0.0))) == math.inf:  # the start does not depend on α
         alpha *= 2
         if alpha > largest:
             return math.inf
     return alpha
 
 
-def _steep(s: Start, loss: Loss) -> float:
-    """The bound G on ‖∇R‖ where the loss is at most R(y(0))."""
-    return math.sqrt(2 * loss.smoothness * max(0.0, s.excess))
+def _steep(s: Start) -> float:
+    """The bound G on ‖∇R‖ where the loss is at most R(y(0)), and thus at least ‖∇R(y(0))‖."""
+    return max(math.sqrt(2 * s.loss.smoothness * max(0.0, s.excess)), s.slope)
 
 
-def _needed(s: Start, loss: Loss, pace: Pace) -> Callable[[float], float]:
+def _needed(s: Start, pace: Pace) -> Callable[[float], float]:
     """Return the function from r to the length of the path if the gradient contracts as on the ball of radius r."""
 
     def needed(radius: float) -> float:
-        ball = Ball.of(s, loss, radius, _steep(s, loss))
+        ball = Ball.of(s, radius, _steep(s))
         rate = pace.rate(ball.low, ball.high)
         return s.gradient / (s.alpha * rate) if ball.low > 0 and rate > 0 else math.inf
 
@@ -252,13 +262,13 @@ def _rank(s: Start, constant_rank: bool) -> Hypothesis:
 
 
 def _contracting(
-    name: str, s: Start, loss: Loss, pace: Pace, radius: Number | None, conditions: list[Hypothesis]
+    name: str, s: Start, loss: Curvature, pace: Pace, radius: float | None, conditions: list[Hypothesis]
 ) -> Certificate:
     """Bound the path by the contraction of the gradient."""
-    size, steep, needed = s.gradient / s.alpha, _steep(s, loss), _needed(s, loss, pace)
-    radius = settled(needed) if radius is None else float(radius)
+    size, steep, needed = s.gradient / s.alpha, _steep(s), _needed(s, pace)
+    radius = settled(needed) if radius is None else radius
     # without a radius, the constants of the smallest ball are reported
-    ball = Ball.of(s, loss, radius if radius < math.inf else 0.0, steep)
+    ball = Ball.of(s, radius if radius < math.inf else 0.0, steep)
     rate = pace.rate(ball.low, ball.high)
     test = "‖∇F_α(w₀)‖ ≤ rμ" if not pace.step else "η‖∇F_α(w₀)‖ ≤ r(1 - q), q < 1"
     told = f"μ = {ball.low:.3g}" + (f", Λ = {ball.high:.3g}" if pace.step else "")
@@ -289,28 +299,30 @@ def _contracting(
     def outputs(t: Tensor) -> Tensor:
         return s.alpha * (norm * rows(t) + ball.bend * displacement(t).square() / 2)
 
-    factor = "q^k" if pace.step else "e^{-μt}"
+    q = "q^k" if pace.step else "e^{-μt}"
     bounds = (
-        Bound("gradient", f"‖∇F_α(w_α)‖ ≤ {factor}‖∇F_α(w₀)‖, both times α", gradient),
-        Bound("displacement", f"‖w_α - w₀‖ ≤ ρ(t) = (1 - {factor})‖∇F_α(w₀)‖/μ", displacement),
+        Bound("gradient", f"‖∇F_α(w_α)‖ ≤ {q}‖∇F_α(w₀)‖, both times α", gradient),
+        Bound("displacement", f"‖w_α - w₀‖ ≤ ρ(t) = (1 - {q})‖∇F_α(w₀)‖/μ", displacement),
         Bound("weights", "‖w_α - w̄_α‖ = O(1/α²), with the constants of the proof", weights),
         Bound("outputs", "‖αh(w_α) - αh̄(w̄_α)‖ ≤ α(‖Dh(w₀)‖ω(t) + Lρ(t)²/2)", outputs),
     )
     return Certificate(name, tuple(conditions), known, bounds)
 
 
-def _descending(s: Start, loss: Loss, step: float, radius: Number | None, conditions: list[Hypothesis]) -> Certificate:
+def _descending(
+    s: Start, loss: Curvature, step: float, radius: float | None, conditions: list[Hypothesis]
+) -> Certificate:
     """Bound the path of gradient descent by the decrease of the loss, if Dh(w₀) is surjective."""
-    excess, steep = max(0.0, s.excess), _steep(s, loss)
+    excess, steep, low = max(0.0, s.excess), _steep(s), loss.strong_convexity
 
     def needed(r: float) -> float:
-        ball = Ball.of(s, loss, r, steep)
+        ball = Ball.of(s, r, steep)
         growth, margin = loss.strong_convexity * ball.floor**2, 1 - step * ball.high / 2
         return math.sqrt(2 * excess / growth) / (s.alpha * margin) if growth > 0 and margin > 0 else math.inf
 
-    radius = settled(needed) if radius is None else float(radius)
+    radius = settled(needed) if radius is None else radius
     reach = needed(radius) if radius < math.inf else math.inf
-    ball = Ball.of(s, loss, radius if radius < math.inf else 0.0, steep)
+    ball = Ball.of(s, radius if radius < math.inf else 0.0, steep)
     growth, margin = loss.strong_convexity * ball.floor**2, 1 - step * ball.high / 2
     told = f"λ = {growth:.3g}, Λ = {ball.high:.3g}"
     told += f", r = {radius:.3g}" if radius < math.inf else ", and no radius r is large enough"
@@ -322,18 +334,13 @@ def _descending(s: Start, loss: Loss, step: float, radius: Number | None, condit
     }
     if not conditions[-1].holds:
         return Certificate("Gradient descent", tuple(conditions), known, ())
-    factor = math.sqrt(max(0.0, 1 - 2 * step * growth * margin))
     norm = s.constants.jacobian_norm + ball.radius * ball.bend
 
     def decay(size: float) -> Callable[[Tensor], Tensor]:
-        return lambda t: size * factor ** (t / step)
+        return lambda t: size * (powers(2 * step * growth * margin, t / step) / 2).exp()
 
     bounds = (
-        Bound(
-            "residual",
-            "‖y - y*‖ ≤ (2(R(y(0)) - R(y*))(1 - c)^k/m)^½",
-            decay(math.sqrt(2 * excess / loss.strong_convexity)),
-        ),
+        Bound("residual", "‖y - y*‖ ≤ (2(R(y(0)) - R(y*))(1 - c)^k/m)^½", decay(math.sqrt(2 * excess / low))),
         Bound("gradient", "‖∇F_α(w_α)‖ ≤ (‖Dh(w₀)‖ + rL)G(1 - c)^{k/2}/α, both times α", decay(norm * steep)),
         Bound("displacement", "‖w_α - w₀‖ ≤ (2(R(y(0)) - R(y*))/λ)^½/(α(1 - ηΛ/2))", constant(reach)),
     )

@@ -27,7 +27,8 @@ from lazyscope.model.jacobian import Batches, SecondDerivative
 from lazyscope.model.two_layer import TwoLayer
 
 _NEAR, _GROWTH, _STARTS = 1 / 16, 4, 8
-"""For sampled constants: the first radius relative to ‖w₀‖, the ratio of successive radii, and starts per search."""
+"""For sampled constants: the first radius relative to ‖w₀‖, or to 1 if w₀ = 0; the ratio of successive radii; and
+starts per search."""
 
 BOUNDS: dict[Callable[[Tensor], Tensor], tuple[float, float]] = {
     torch.tanh: (1.0, 4 / (3 * math.sqrt(3))),  # |σ''| = 2 tanh sech², largest at tanh² = 1/3
@@ -264,7 +265,8 @@ class SampledConstants(Constants):
         self._model, self._x, self._samples, self._seed = model, x, samples, seed
         self._points = Batches(x, 1).n
         self.spectrum = Spectrum.of(model, x)
-        self._unit = _NEAR * math.sqrt(sum(float(w.square().sum()) for w in model.params.values()))
+        length = math.sqrt(sum(float(w.square().sum()) for w in model.params.values()))
+        self._unit = _NEAR * (length if length > 0 else 1.0)
         self._known: list[float] = []
 
     def smoothness(self, radius: Number) -> float:

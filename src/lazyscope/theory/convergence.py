@@ -17,10 +17,11 @@ from torch import Tensor, nn
 from lazyscope._typing import Inputs, Number
 from lazyscope.ambient import without_autocast
 from lazyscope.labels import Target
-from lazyscope.loss import Loss
+from lazyscope.loss import Loss, Risk
 from lazyscope.model.coordinates import Studied
 from lazyscope.theory.certificate import Bound, Certificate, Comparison, Constant, Hypothesis
 from lazyscope.theory.constants import Constants
+from lazyscope.theory.curvature import Curvature
 from lazyscope.theory.lazy import Start
 
 _TAIL = 1e-2
@@ -62,10 +63,10 @@ def over_parameterised(
         ScaleError: If α is not positive and finite.
     """
     s = Start.of(model, loss, x, y, alpha, centred, constants)
-    low, high = loss.strong_convexity, loss.smoothness
+    low, high = s.loss.strong_convexity, s.loss.smoothness
     sigma, norm = s.constants.smallest, s.constants.jacobian_norm
     conditions = [
-        well_conditioned(loss),
+        well_conditioned(s.loss),
         Hypothesis("Dh(w₀) is surjective", sigma > 0, f"σ_min = {sigma:.3g}"),
     ]
     if not all(condition.holds for condition in conditions):
@@ -100,7 +101,7 @@ def over_parameterised(
     return Certificate("Theorem 2.4", tuple(conditions), known, bounds)
 
 
-def well_conditioned(loss: Loss) -> Hypothesis:
+def well_conditioned(loss: Curvature) -> Hypothesis:
     """The hypothesis that R is strongly convex with a Lipschitz gradient."""
     low, high = loss.strong_convexity, loss.smoothness
     holds = low > 0 and math.isfinite(high)
@@ -117,22 +118,27 @@ def stability_bound(shift: float, kernel_norm: float, floor: float, convexity: f
     return shift * math.sqrt(kernel_norm) / (floor * math.sqrt(floor) * convexity)
 
 
-def linear_rate(loss: Loss, comparison: Comparison) -> Certificate:
+def linear_rate(loss: Loss | Risk, comparison: Comparison) -> Certificate:
     """Certify Lemma B.1 along a measured flow.
 
     λ is the smallest eigenvalue of Σ(w_α(t)) at the recorded times, and therefore an estimate.
 
     Args:
-        loss: The loss, strongly convex with a Lipschitz gradient.
+        loss: The loss, strongly convex with a Lipschitz gradient, or the risk on its targets, which is necessary if
+            the loss has an `ignore_index`.
         comparison: The measured quantities along both flows.
 
     Returns:
         The certificate, with a bound on the residual and its measurement.
+
+    Raises:
+        InputError: If the loss may ignore points and its targets are not given.
     """
-    low, high = loss.strong_convexity, loss.smoothness
+    known_loss = Curvature.of(loss)
+    low, high = known_loss.strong_convexity, known_loss.smoothness
     floor = float(comparison.kernel_floor.min())
     conditions = (
-        well_conditioned(loss),
+        well_conditioned(known_loss),
         Hypothesis("Σ(t) ⪰ λ > 0", floor > 0, f"λ = {floor:.3g} at the recorded times"),
     )
     known = {"m": Constant(low), "M": Constant(high), "λ": Constant(floor, "estimate")}
@@ -147,20 +153,24 @@ def linear_rate(loss: Loss, comparison: Comparison) -> Certificate:
     return Certificate("Lemma B.1", conditions, known, (bound,)).against(comparison)
 
 
-def stability(loss: Loss, comparison: Comparison, constants: Constants) -> Certificate:
+def stability(loss: Loss | Risk, comparison: Comparison, constants: Constants) -> Certificate:
     """Certify Lemma B.2 along a measured flow.
 
     K is the largest value at the recorded times, and therefore an estimate.
 
     Args:
-        loss: The loss, strongly convex.
+        loss: The loss, strongly convex, or the risk on its targets, which is necessary if the loss has an
+            `ignore_index`.
         comparison: The measured quantities along both flows.
         constants: The constants of the model at w₀.
 
     Returns:
         The certificate, with a bound on the distance between the outputs and its measurement.
+
+    Raises:
+        InputError: If the loss may ignore points and its targets are not given.
     """
-    low, floor = loss.strong_convexity, constants.smallest**2
+    low, floor = Curvature.of(loss).strong_convexity, constants.smallest**2
     conditions = (
         Hypothesis("R is strongly convex", low > 0, f"m = {low:.3g}"),
         Hypothesis("Σ(0) ⪰ λ > 0", floor > 0, f"λ = {floor:.3g}"),

@@ -35,7 +35,8 @@ def flipped_share(net: TwoLayer, x: Float[Tensor, "n d"], radius: Number) -> flo
         An upper bound on the share, from 0 to 1.
 
     Raises:
-        InputError: If a point is 0 or the radius is negative.
+        InputError: If a point is 0, the radius is negative, the points do not have the dimension of the network, or a
+            number is NaN.
         ModelError: If the network is a batch or is not a ReLU network.
 
     Example:
@@ -46,10 +47,17 @@ def flipped_share(net: TwoLayer, x: Float[Tensor, "n d"], radius: Number) -> flo
     """
     if net.batch or net.activation not in (torch.relu, torch.nn.functional.relu):
         raise ModelError("The bound is for one ReLU network; select one member, for instance net[0], with torch.relu.")
+    b = net.b if net.alive is None else net.b[net.alive]
+    if x.ndim != 2 or x.shape[1] != b.shape[-1]:
+        raise InputError(
+            f"The points have shape {tuple(x.shape)}, and the network has {b.shape[-1]} inputs; pass points of shape"
+            f" (n, {b.shape[-1]})."
+        )
+    if not bool(b.isfinite().all() & x.isfinite().all()):
+        raise InputError("The weights or the points contain NaN or infinite values; correct or remove them.")
     lengths = x.double().norm(dim=-1)
     if not radius >= 0 or not bool((lengths > 0).all()):
         raise InputError("The radius must not be negative and no point may be 0; remove such points.")
-    b = net.b if net.alive is None else net.b[net.alive]
     costs = ((b.double() @ x.double().mT).abs() / lengths).square().sort(dim=-1).values
     rows: list[list[float]] = costs.tolist()
     pieces = [piece for row in rows for piece in _hull([0.0, *row])]

@@ -17,16 +17,20 @@ from torch import Tensor, nn
 
 from lazyscope._typing import Inputs, Number
 from lazyscope.ambient import without_autocast
-from lazyscope.errors import InputError, ScaleError
+from lazyscope.errors import ModelError, ScaleError
 from lazyscope.labels import Target, as_target
-from lazyscope.loss import Loss, Square
+from lazyscope.loss import Loss, Risk, Square, check_loss
 from lazyscope.model.base import studied
 from lazyscope.model.coordinates import Studied
+from lazyscope.theory.arguments import checked_constant, checked_horizon, checked_radius
 from lazyscope.theory.certificate import Bound, Certificate, Constant, Hypothesis
 from lazyscope.theory.constants import Constants, constants_of
+from lazyscope.theory.curvature import Curvature, minimiser
 
 _ZERO = 1e-12
 """The value below which ‖h(w₀)‖ counts as 0, relative to ‖y*‖ if that is larger than 1."""
+_ROUNDING = 8 * torch.finfo(torch.float64).eps
+"""The rounding error of a loss, relative to its value."""
 
 
 @dataclass(frozen=True)
@@ -39,6 +43,8 @@ class Start:
     """The scale α."""
     y0: Tensor
     """The initial outputs y(0) = αh(w₀)."""
+    loss: Curvature
+    """The constants m and M of R on these targets."""
     risk: float
     """The initial loss R(y(0))."""
     slope: float
@@ -50,7 +56,7 @@ class Start:
     distance: float
     """The distance ‖y(0) - y*‖."""
     excess: float
-    """The difference R(y(0)) - R(y*), NaN if the loss has no minimiser."""
+    """An upper bound on R(y(0)) - R(y*), equal to it up to rounding; NaN if the loss has no minimiser."""
     gradient: float
     """The norm ‖∇_v R‖ = ‖Dh(w₀)ᵀ∇R(y(0))‖ = α‖∇F_α(w₀)‖."""
 
@@ -65,7 +71,7 @@ class Start:
         constants: Constants | None,
     ) -> Start:
         """Evaluate the model at w₀."""
-        model = studied(model)
+        model, loss = studied(model), check_loss(loss)
         if not 0 < alpha < math.inf:
             raise ScaleError(
                 f"A certificate compares a model with its limit at α = ∞, and α is {alpha}; pass a finite α > 0."
@@ -73,19 +79,19 @@ class Start:
         coordinates = model.coordinates(x, alpha, centred=centred)
         outputs, pull = coordinates.linearise(coordinates.zeros())
         y0 = outputs.double()
-        target = as_target(y, y0)
-        risk = loss.risk(y0, target.double() if target.is_floating_point() else target)
-        best = loss.minimiser(risk.target)
+        risk = _risk(loss, y0, y)
+        best, curvature = minimiser(risk), Curvature.of(risk)
         return Start(
             constants_of(model, x) if constants is None else constants,
             float(alpha),
             y0,
+            curvature,
             float(risk(y0)),
             _norm(risk.gradient(y0)),
             _norm(y0) / alpha,
             _norm(best),
             _norm(y0 - best),
-            float(risk(y0) - risk(best)),
+            _excess(risk, curvature, y0, best),
             math.sqrt(sum(float(g.square().sum()) for g in pull((risk.gradient(y0) / len(y0)).to(outputs)).values())),
         )
 
@@ -144,10 +150,12 @@ def general(
         The certificate, with bounds on the displacement, the outputs and the weights.
 
     Raises:
+        InputError: If the horizon is not positive and finite.
         ScaleError: If α is not positive and finite.
     """
+    end = checked_horizon(horizon)
     s = Start.of(model, loss, x, y, alpha, centred, constants)
-    end, m = float(horizon), loss.smoothness
+    m = s.loss.smoothness
     reach = math.sqrt(end * s.risk)
     radius = reach / s.alpha
     lip, bend = s.constants.lipschitz(radius), s.constants.smoothness(radius)
@@ -158,11 +166,14 @@ def general(
         return (t * s.risk).sqrt() / s.alpha
 
     def outputs(t: Tensor) -> Tensor:
-        return c1 / (s.alpha * c2) * torch.expm1(c2 * t)
+        if not c1:  # also where the exponential overflows
+            return torch.zeros_like(t)
+        return c1 / (s.alpha * c2) * torch.expm1(c2 * t) if c2 else c1 / s.alpha * t
 
     def weights(t: Tensor) -> Tensor:
         kernel = bend * math.sqrt(s.risk) * steep * t**1.5 * (2 / 3)
-        return (kernel + lip * m * c1 / c2 * (torch.expm1(c2 * t) / c2 - t)) / s.alpha**2
+        moved = lip * m * c1 / c2 * (torch.expm1(c2 * t) / c2 - t) if c1 and c2 else 0.0
+        return (kernel + moved) / s.alpha**2
 
     bounds = [
         Bound("displacement", "‖w_α - w₀‖ ≤ (tR(αh(w₀)))^½/α", displacement, end),
@@ -211,15 +222,19 @@ def finite_horizon(
         The certificate, with bounds on the outputs, the displacement and the weights.
 
     Raises:
-        InputError: If K is not positive.
+        InputError: If K is not positive and finite, or the radius is negative or infinite.
+        ModelError: If h is constant on the ball.
         ScaleError: If α is not positive and finite.
     """
-    if not K > 0:
-        raise InputError(f"K is {K} and must be positive; pass K > 0.")
+    K, radius = checked_constant(K), checked_radius(radius)
     s = Start.of(model, Square(), x, y, alpha, centred, constants)
     reach = K * s.distance / s.alpha
     radius = s.constants.radius(reach) if radius is None else radius
     lip, bend = s.constants.lipschitz(radius), s.constants.smoothness(radius)
+    if not lip**2 > 0:
+        raise ModelError(
+            "The outputs do not depend on the weights at w₀, so T = K/Lip(h)² is infinite; use other inputs or weights."
+        )
     end = K / lip**2
     gap = s.distance
 
@@ -265,6 +280,33 @@ def _unseen(s: Start, x: Inputs, displacement: Any, weights: Any, end: float) ->
         return out
 
     return Bound("unseen", "Proposition A.1: |αf(w_α, x) - αf̄(w̄_α, x)| on unseen x", curve, end)
+
+
+def _excess(risk: Risk, curvature: Curvature, y0: Tensor, best: Tensor) -> float:
+    """Bound R(y(0)) - R(y*) from above.
+
+    Near the minimum, the difference of two losses is less precise than ∇R, because rounding errors are relative to the
+    losses. It is therefore rounded up, and then restricted to the interval [‖∇R‖²/(2M), ‖∇R‖²/(2m)] in which it lies if
+    R is m-strongly convex and M-smooth. As R(y) - R(y*) ≤ ‖∇R(y)‖²/(2m), the computed minimiser may be inexact.
+    """
+    low, high, slope = curvature.strong_convexity, curvature.smoothness, _norm(risk.gradient(y0))
+    first, last = float(risk(y0)), float(risk(best))
+    found = first - last + _ROUNDING * (abs(first) + abs(last))
+    if low > 0:
+        found = min(found + _norm(risk.gradient(best)) ** 2 / (2 * low), slope**2 / (2 * low))
+    return found if math.isnan(found) else max(found, slope**2 / (2 * high))
+
+
+def risk_at(model: Studied, loss: Loss, x: Inputs, y: Target, alpha: Number, centred: bool) -> Risk:
+    """Return R as a function of outputs, for the targets of a model."""
+    coordinates = model.coordinates(x, alpha, centred=centred)
+    with torch.no_grad():
+        return _risk(loss, coordinates.outputs(coordinates.zeros()).double(), y)
+
+
+def _risk(loss: Loss, y0: Tensor, y: Target) -> Risk:
+    target = as_target(y, y0)
+    return loss.risk(y0, target.double() if target.is_floating_point() else target)
 
 
 def _norm(g: Tensor) -> float:

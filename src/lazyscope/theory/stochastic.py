@@ -17,8 +17,9 @@ from lazyscope.errors import InputError
 from lazyscope.labels import Target
 from lazyscope.loss import Loss
 from lazyscope.model.coordinates import Studied
+from lazyscope.theory.arguments import checked_radius, checked_step
 from lazyscope.theory.certificate import Bound, Certificate, Constant, Hypothesis
-from lazyscope.theory.constant_rank import Ball, Pace, checked_step
+from lazyscope.theory.constant_rank import Ball, Pace, powers
 from lazyscope.theory.constants import Constants
 from lazyscope.theory.convergence import well_conditioned
 from lazyscope.theory.lazy import Start
@@ -69,39 +70,42 @@ def stochastic_descent(
         functions of t = ηk.
 
     Raises:
-        InputError: If the step size or the batch size is not positive.
+        InputError: If the step size or the batch size is not positive, or the radius is negative or infinite.
         ScaleError: If α is not positive and finite.
     """
     if batch < 1:
         raise InputError(f"The batch size is {batch} and must be positive; pass batch ≥ 1.")
-    pace = Pace(checked_step(lr))
+    pace, radius = Pace(checked_step(lr)), checked_radius(radius)
     s = Start.of(model, loss, x, y, alpha, centred, constants)
-    found = s.constants.spectrum
+    found, smooth = s.constants.spectrum, s.loss.smoothness
     told = f"rank {found.rank} at w₀, {found.parameters} parameters, {found.outputs} outputs"
-    conditions = [well_conditioned(loss), Hypothesis("Dh(w₀) is injective", found.injective, told)]
+    conditions = [well_conditioned(s.loss), Hypothesis("Dh(w₀) is injective", found.injective, told)]
     if not all(condition.holds for condition in conditions):
         return Certificate("Stochastic gradient descent", tuple(conditions), s.known(), ())
 
     def ball_of(r: float) -> Ball:
-        return Ball.of(s, loss, r, s.slope + s.alpha * loss.smoothness * r * s.constants.lipschitz(r))
+        return Ball.of(s, r, s.slope + s.alpha * smooth * r * s.constants.lipschitz(r))
 
-    ball = ball_of(_halving(ball_of) if radius is None else float(radius))
+    ball = ball_of(_halving(ball_of) if radius is None else radius)
     far = s.gradient / (s.alpha * ball.low) if ball.low > 0 else math.inf
     single = s.constants.at(x)
     steepest = single.jacobian + ball.radius * single.smoothness(ball.radius)
-    growth = 2 * (steepest * loss.smoothness * s.constants.lipschitz(ball.radius)) ** 2 / batch
-    noise = 4 * steepest**2 * loss.smoothness * max(0.0, s.excess) / (batch * s.alpha**2)
-    factor = pace.factor(ball.low, ball.high) ** 2 + pace.step**2 * growth
+    growth = 2 * (steepest * smooth * s.constants.lipschitz(ball.radius)) ** 2 / batch
+    noise = 4 * steepest**2 * smooth * max(0.0, s.excess) / (batch * s.alpha**2)
+    gap = pace.gap(ball.low, ball.high)
+    # 1 - Q, without cancellation
+    rest = gap * (2 - gap) - pace.step**2 * growth
+    factor = 1 - rest
     told = f"μ = {ball.low:.3g}, D = {far:.3g}, r = {ball.radius:.3g}, Q = {factor:.3g}"
-    conditions.append(Hypothesis("μ > 0, D < r and Q < 1", far < ball.radius and factor < 1, told))
+    conditions.append(Hypothesis("μ > 0, D < r and Q < 1", far < ball.radius and rest > 0, told))
     numbers = {"rate μ": ball.low, "Λ": ball.high, "D": far, "s²": noise, "Q": factor}
     known = s.known(ball.radius) | {name: Constant(value, s.constants.kind) for name, value in numbers.items()}
     if not conditions[-1].holds:
         return Certificate("Stochastic gradient descent", tuple(conditions), known, ())
 
     def distance(t: Tensor) -> Tensor:
-        left = factor ** (t / pace.step)
-        return left * far**2 + pace.step**2 * noise * (1 - left) / (1 - factor)
+        log = powers(rest, t / pace.step)
+        return log.exp() * far**2 - pace.step**2 * noise * log.expm1() / rest
 
     def exits(t: Tensor) -> Tensor:
         return torch.clamp((far**2 + t * pace.step * noise) / (ball.radius - far) ** 2, max=1.0)
