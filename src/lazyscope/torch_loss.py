@@ -176,7 +176,10 @@ def check_callable(loss: Any) -> Any:
         InputError: If it is a class or cannot be called.
     """
     if isinstance(loss, type):
-        raise InputError(f"The loss is the class {loss.__name__}; pass an object of it, such as {loss.__name__}().")
+        raise InputError(
+            f"The loss is the class {loss.__name__}; pass an object of it, such as {loss.__name__}(), or another loss,"
+            " such as lazyscope.loss.Square()."
+        )
     if not callable(loss):
         raise InputError(
             f"The loss is a {type(loss).__name__}; pass a loss of lazyscope.loss, one of torch.nn, or a function of"
