@@ -11,7 +11,7 @@ import pytest
 
 from lazyscope.lab import Experiment
 from lazyscope.lab.code import drawing_code, fingerprint
-from lazyscope.lab.sources import imports, tree, written
+from lazyscope.lab.sources import tree, written
 
 NET = "def width():\n    return 3\n"
 EXPERIMENT = '''
@@ -123,10 +123,3 @@ def test_code_is_written_alike_by_all_releases_of_python() -> None:
     item = "Subscript(value=Name(id='c'), slice=Constant(value='d'))"
     whole = f"JoinedStr([{inner.format(width)}, FormattedValue(value={item}, conversion=-1)])"
     assert written(statement) == f"Expr(value={whole})"
-
-
-def test_a_module_does_not_depend_on_what_its_package_exports() -> None:
-    package = tree("from lazyscope.theory import diagonal").body
-    assert imports(package, "lazyscope.problem") == {"lazyscope.theory.diagonal"}
-    names = tree("from lazyscope.theory import relative_scale, RelativeScale").body
-    assert "lazyscope.theory" in imports(names, "lazyscope.problem")

@@ -1,11 +1,12 @@
 """The hash of the code that computes a trial.
 
 In the module of the experiment, the hash covers `trial` and every definition that it uses, directly or indirectly. It
-also covers every module that this code imports, transitively, including relative imports, star imports and files in the
-same folder. The standard library and installed packages are excluded, except lazyscope and the package of the
-experiment. If the trial is not a plain function, its data are included: the text of a lambda, the arguments of a
-`functools.partial`, the variables of a closure, the state of an object. The release of PyTorch is included, because
-another release may compute different numbers. Comments, docstrings, layout, `figure`, `claims` and `grid` are excluded
+also covers what this code imports, transitively, including relative imports, star imports and files in the same folder:
+whole modules, and of the modules of lazyscope the definitions that are used and all statements that run for their
+effect. The standard library and installed packages are excluded, except lazyscope and the package of the experiment. If
+the trial is not a plain function, its data are included: the text of a lambda, the arguments of a `functools.partial`,
+the variables of a closure, the state of an object. The release of PyTorch is included, because another release may
+compute different numbers. Comments, docstrings, layout, `figure`, `claims` and `grid` are excluded
 (the values of the grid are part of the key of the trial), and so is the lab, which only transports results.
 
 The hash does not cover data that a trial reads. Files and environment variables are part of the key of the trial if the
@@ -20,8 +21,8 @@ import hashlib
 import inspect
 import re
 import sys
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from types import BuiltinFunctionType, CodeType, FunctionType, MethodType, ModuleType
@@ -32,8 +33,9 @@ import torch
 from torch import Tensor
 
 from lazyscope.errors import ExperimentError
+from lazyscope.lab.definitions import ALL, Use, read, uses
 from lazyscope.lab.experiment import Experiment
-from lazyscope.lab.sources import bound, counts, file_of, imports, place_of, reached, read, tree, written
+from lazyscope.lab.sources import bound, counts, file_of, place_of, reached, tree, written
 
 
 def fingerprint(experiment: Experiment) -> str:
@@ -95,11 +97,13 @@ class Code:
         fingerprint: The hash of the code, sixteen hexadecimal digits.
         files: The file of each module that is part of the hash, by the name of the module.
         source: The hash of the code alone, without the release of torch.
+        definitions: The names that are part of the hash, for each module but those of the function itself.
     """
 
     fingerprint: str
     files: dict[str, Path]
     source: str = ""
+    definitions: dict[str, frozenset[str]] = field(default_factory=dict)
 
 
 def code_behind(function: Callable[..., object], experiment: str) -> Code:
@@ -143,25 +147,34 @@ class _Behind:
 
     def code(self) -> Code:
         """Compute the hash of the visited objects, the statements that they use, and the modules that these import."""
-        texts, modules = list(self._texts), dict[str, str]()
-        waiting = set(self._modules)
+        texts, modules, definitions = list(self._texts), dict[str, str](), dict[str, frozenset[str]]()
+        needed: dict[str, set[str]] = {}
+        waiting: set[str] = set()
+
+        def need(found: Iterable[Use]) -> None:
+            for name, item in found:
+                if name not in needed or item not in needed[name]:
+                    needed.setdefault(name, set()).add(item)
+                    waiting.add(name)
+
+        need((name, ALL) for name in self._modules)
         for module in sorted(self._roots.keys() | self._lambdas.keys()):
             statements, beside = self._statements(module)
             texts += [written(node) for node in (*beside, *statements)]
-            waiting |= imports((*statements, *beside), self._package(module))
+            need(uses((*statements, *beside), self._package(module)))
         while waiting:
             name = waiting.pop()
-            if name in modules or not self._counts(name) or (path := file_of(name)) is None:
+            if not self._counts(name) or (path := file_of(name)) is None:
                 continue
-            text = read(path, name)
-            modules[name], self._files[name] = text.code, path
-            waiting |= text.imports
+            text = read(path, name, needed[name])
+            modules[name], self._files[name], definitions[name] = text.code, path, text.names
+            need(text.uses)
         for name in {parent for module in (*modules, *self._files) for parent in _around(module)} - modules.keys():
             if (path := file_of(name)) is not None:
                 modules[name], self._files[name] = read(path, name).code, path
         texts += [f"{name}\n{modules[name]}" for name in sorted(modules)]
         release = f"torch {re.split(r'[+]', torch.__version__)[0]}"
-        return Code(_hash([release, *texts]), self._files, _hash(texts))
+        return Code(_hash([release, *texts]), self._files, _hash(texts), definitions)
 
     def _statements(self, module: str) -> tuple[list[ast.stmt], list[ast.AST]]:
         """Return the statements of a module that the visited functions use, and the visited lambdas of the module."""

@@ -1,4 +1,4 @@
-"""The source code of Python modules: which modules belong to an experiment, their code, and their imports."""
+"""The source code of Python modules: which modules belong to an experiment, and their statements."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import importlib.util
 import sys
 import sysconfig
 from collections.abc import Iterable
-from dataclasses import dataclass
 from functools import cache
 from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
@@ -15,29 +14,10 @@ from pathlib import Path
 LAB = "lazyscope.lab"
 """The lab is excluded from the hash of a trial, because it only transports results."""
 
-_VIEWS = {"figure", "claims", "grid", "EXPERIMENT"}
-"""Definitions that are excluded when `trial` imports a function from the module of another experiment."""
-
 _INSTALLED = {"site-packages", "dist-packages"}
 _STANDARD = tuple({Path(sysconfig.get_path(kind)).resolve() for kind in ("stdlib", "platstdlib")})
 _OMITTED = {"ctx", "kind", "type_comment", "type_ignores"}
 """Fields of syntax trees that do not change what the code does."""
-
-_IMPORTERS = {"import_module", "__import__", "resolve_name"}
-"""Functions that import a module by its name. They are followed if the name is a literal."""
-
-
-@dataclass(frozen=True)
-class Text:
-    """The code of a module and its imports.
-
-    Args:
-        code: The code without comments, docstrings and layout.
-        imports: The full names of all modules that it imports.
-    """
-
-    code: str
-    imports: frozenset[str]
 
 
 def counts(module: str, path: Path | None, packages: set[str]) -> bool:
@@ -115,33 +95,6 @@ def _spec(module: str) -> ModuleSpec | None:
     return PathFinder.find_spec(module, list(around.submodule_search_locations))
 
 
-def read(path: Path, module: str) -> Text:
-    """Read the code and the imports of a module.
-
-    In the module of an experiment, `figure`, `claims`, `grid` and `EXPERIMENT` are omitted.
-
-    Args:
-        path: The file of the module.
-        module: The full name of the module, which is needed to resolve relative imports.
-
-    Returns:
-        The code without comments, docstrings and layout, and the names that it imports. For an extension module, the
-        code is its bytes, and its imports are unknown.
-    """
-    if path.suffix not in (".py", ".pyw"):
-        return Text(path.read_bytes().hex(), frozenset())
-    package = module if path.stem == "__init__" else module.rpartition(".")[0]
-    return _read(path.read_text(encoding="utf-8"), package)
-
-
-@cache  # twenty experiments use the same hundred modules
-def _read(source: str, package: str) -> Text:
-    body = tree(source).body
-    if any("EXPERIMENT" in bound(statement) for statement in body):
-        body = [statement for statement in body if not bound(statement) & _VIEWS]
-    return Text(written(ast.Module(body, [])), imports(body, package))
-
-
 def written(part: object) -> str:
     """Write a syntax tree as text that is the same in all releases of Python, unlike `ast.unparse` and `ast.dump`.
 
@@ -164,48 +117,6 @@ def written(part: object) -> str:
     fields = [(name, value) for name, value in ast.iter_fields(part) if name not in _OMITTED]
     texts = [f"{name}={written(value)}" for name, value in fields if value is not None and value != []]
     return f"{type(part).__name__}({', '.join(texts)})"
-
-
-def imports(nodes: Iterable[ast.AST], package: str) -> frozenset[str]:
-    """Find the modules that parts of a syntax tree import.
-
-    Args:
-        nodes: The parts of the syntax tree of a module.
-        package: The package of that module, which is needed to resolve relative imports.
-
-    Returns:
-        The full names. Some may not be modules, because `from m import n` may or may not name a module m.n.
-    """
-    found: set[str] = set()
-    inside = [inner for outer in nodes for inner in ast.walk(outer)]
-    aliases = [alias for node in inside if isinstance(node, ast.ImportFrom) for alias in node.names]
-    importers = _IMPORTERS | {alias.asname or alias.name for alias in aliases if alias.name in _IMPORTERS}
-    for node in inside:
-        if isinstance(node, ast.Import):
-            found |= {alias.name for alias in node.names}
-        elif isinstance(node, ast.ImportFrom):
-            base = _absolute("." * node.level + (node.module or ""), package)
-            names = {f"{base}.{alias.name}" for alias in node.names if alias.name != "*"}
-            found |= names
-            # The packages of lazyscope only export names, so that a module does not depend on what its package exports.
-            if not (names and base.partition(".")[0] == "lazyscope" and all(file_of(name) for name in names)):
-                found.add(base)
-        elif isinstance(node, ast.Call) and _called(node) in importers and node.args:
-            name = node.args[0]
-            if isinstance(name, ast.Constant) and isinstance(name.value, str):
-                found.add(_absolute(name.value.partition(":")[0], package))
-    return frozenset(found - {""})
-
-
-def _called(call: ast.Call) -> str:
-    return call.func.id if isinstance(call.func, ast.Name) else getattr(call.func, "attr", "")
-
-
-def _absolute(name: str, package: str) -> str:
-    try:
-        return importlib.util.resolve_name(name, package)
-    except ImportError:  # it leads outside the package, so the import would fail as well
-        return ""
 
 
 @cache
@@ -241,16 +152,16 @@ def reached(parsed: ast.Module, roots: set[str], within: Iterable[ast.AST] = ())
         the names that it uses.
     """
     statements = [(statement, bound(statement)) for statement in parsed.body]
-    names = roots | {name for node in within for name in _named(node)}
+    names = roots | {name for node in within for name in named(node)}
     for statement, binds in statements:
-        if not binds and not _is_main(statement):
-            names |= _named(statement)
+        if not binds and not is_main(statement):
+            names |= named(statement)
     size = 0
     while len(names) > size:
         size = len(names)
         for statement, binds in statements:
             if binds & names:
-                names |= _named(statement)
+                names |= named(statement)
     return [statement for statement, binds in statements if not binds or "*" in binds or binds & names]
 
 
@@ -280,12 +191,28 @@ def bound(statement: ast.stmt) -> set[str]:
     return names
 
 
-def _named(node: ast.AST) -> set[str]:
+def named(node: ast.AST) -> set[str]:
+    """Return the names that a part of a syntax tree mentions.
+
+    Args:
+        node: The part.
+
+    Returns:
+        The names, without those of attributes.
+    """
     return {inner.id for inner in ast.walk(node) if isinstance(inner, ast.Name)}
 
 
-def _is_main(statement: ast.stmt) -> bool:
-    return isinstance(statement, ast.If) and "__name__" in _named(statement.test)
+def is_main(statement: ast.stmt) -> bool:
+    """Decide whether a statement is a block for `__main__`.
+
+    Args:
+        statement: Any statement.
+
+    Returns:
+        True if it is one.
+    """
+    return isinstance(statement, ast.If) and "__name__" in named(statement.test)
 
 
 def _split(statement: ast.stmt) -> list[ast.stmt]:
