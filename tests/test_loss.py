@@ -116,6 +116,54 @@ def test_logistic_keeps_its_tail() -> None:
     torch.testing.assert_close(Logistic().pointwise(y, t), expected, rtol=1e-14, atol=0)
 
 
+@pytest.mark.parametrize("b", [1.0, 16.0, 40.0, 300.0])
+def test_cross_entropy_keeps_its_tail(b: float) -> None:
+    """With the outputs ±b, it is the logistic loss of their difference, and so are both gradients."""
+    y, one = torch.tensor([[b, -b]], dtype=torch.float64), torch.tensor([2 * b], dtype=torch.float64)
+    expected, slope = Logistic().pointwise(one, [1]), Logistic().gradient(one, [1])
+    torch.testing.assert_close(CrossEntropy().pointwise(y, torch.tensor([0])), expected, rtol=1e-13, atol=0)
+    found = CrossEntropy().gradient(y, torch.tensor([0]))
+    torch.testing.assert_close(found, torch.stack([slope, -slope], 1), rtol=1e-13, atol=0)
+
+
+@given(seed=seeds)
+def test_cross_entropy_is_that_of_torch(seed: int) -> None:
+    y, _, t = draw(CrossEntropy(), seed, n=5, k=4)
+    classes = torch.arange(5) % 4
+    torch.testing.assert_close(CrossEntropy()(y, classes), F.cross_entropy(y, classes), rtol=1e-13, atol=1e-14)
+    torch.testing.assert_close(CrossEntropy()(y, t), F.cross_entropy(y, t), rtol=1e-13, atol=1e-14)
+
+
+def test_cross_entropy_needs_a_dimension_for_the_samples() -> None:
+    with pytest.raises(InputError, match="no dimension for the samples"):
+        CrossEntropy()(torch.tensor([1.0, 2.0, 3.0]), torch.tensor(2))
+
+
+@pytest.mark.parametrize(
+    ("loss", "target", "expected"),
+    [
+        (Penalised(Huber(1.0), 1e-8), 1e7, 1e7 - 0.1 / (1 + 1e-8)),
+        (Penalised(Huber(1.0), 1e-7), 1e6, 1e6 - 0.1 / (1 + 1e-7)),
+        (Penalised(Square(), 1e-6), 3.0, 3 / (1 + 1e-6)),
+        (Penalised(Penalised(Square(), 1.0), 1.0), 3.0, 1.0),
+    ],
+)
+def test_minimisers_with_small_penalties_are_exact(loss: Loss, target: float, expected: float) -> None:
+    found = loss.minimiser(torch.tensor([target, -target], dtype=torch.float64))
+    torch.testing.assert_close(found, torch.tensor([expected, -expected], dtype=torch.float64), rtol=1e-14, atol=0)
+
+
+@pytest.mark.parametrize("weight", [1e-8, 1e-6, 0.5])
+def test_the_gradient_at_a_minimiser_is_zero(weight: float) -> None:
+    loss, t = Penalised(Logistic(), weight), torch.tensor([1.0, -1.0], dtype=torch.float64)
+    assert float(loss.slopes(loss.minimiser(t), t).abs().max()) <= 1e-14 * weight**0.5
+    classes, targets = (
+        Penalised(CrossEntropy(), weight),
+        torch.eye(3, dtype=torch.float64) * torch.tensor([[0.0, 1, 4]]).T,
+    )
+    assert float(classes.slopes(classes.minimiser(targets), targets).abs().max()) <= 1e-14
+
+
 def test_batch_of_outputs() -> None:
     generator = torch.Generator().manual_seed(0)
     y = torch.randn(2, 3, 5, 4, generator=generator)
@@ -156,7 +204,7 @@ def test_batch_of_outputs() -> None:
         (CrossEntropy(), torch.zeros(2, 3), torch.tensor([0.0, 2.0]), "target.long"),
         (CrossEntropy(), torch.zeros(2, 3), torch.full((2, 3), 0.5), "target.long"),
         (CrossEntropy(), torch.zeros(2, 1), torch.tensor([0, 0]), "Logistic"),
-        (CrossEntropy(), torch.zeros(2), torch.tensor([0, 1]), "reshape"),
+        (CrossEntropy(), torch.zeros(2), torch.tensor([0, 1]), "for the samples"),
     ],
 )
 def test_misuse_names_the_remedy(loss: Loss, y: Tensor, target: Tensor, says: str) -> None:

@@ -644,7 +644,28 @@ class CrossEntropy(Loss):
         Returns:
             The terms, of the shape of `y`.
         """
-        return -target * F.log_softmax(y, dim=-1)
+        return -target * _log_softmax(y)
+
+    def risk(self, y: Tensor, target: Target, batch: int | None = None) -> Risk:
+        """Check the targets, and return R as a function of outputs of the shape of `y`.
+
+        Args:
+            y: The outputs, of shape (*batch, n, *out), with the classes in the last dimension.
+            target: The targets, as in `__call__`.
+            batch: The number of batch dimensions, as in `__call__`.
+
+        Returns:
+            The function y ↦ R(y) for these targets.
+
+        Raises:
+            InputError: If the outputs have no dimension for the samples, or the targets do not match them.
+        """
+        if y.ndim == 1:
+            raise InputError(
+                f"Outputs of shape {tuple(y.shape)} have no dimension for the samples beside that of the classes; pass"
+                " (n, k), for instance y[None] for one sample."
+            )
+        return super().risk(y, target, batch)
 
     def infimum(self, target: Tensor) -> Tensor:
         """Compute the entropy of the targets, -t_c log t_c for each class, which is 0 for class indices.
@@ -658,6 +679,24 @@ class CrossEntropy(Loss):
         weight = target.sum(-1, keepdim=True).expand_as(target)
         entropy: Tensor = torch.special.xlogy(target, weight) - torch.special.xlogy(target, target)
         return entropy
+
+
+def _log_softmax(y: Tensor) -> Tensor:
+    """Compute log softmax(y), without rounding the largest one to 0: it is -log(1 + Σ e^{y_j - max y}) over the others.
+
+    The gradient of torch's own function rounds 1 - p for the largest probability p in the same way.
+    """
+    top = y.argmax(-1, keepdim=True)
+    apart = (y - y.gather(-1, top)).scatter(-1, top, 0.0)  # 0 also in the gradient, where two terms would cancel
+    others = apart.exp().scatter(-1, top, 0.0).sum(-1, keepdim=True)
+    return apart - others.log1p()
+
+
+_BISECTIONS = 200
+"""The number of bisections of a minimiser, whose error is then 2⁻²⁰⁰ of the first interval, or that of rounding."""
+
+_STEPS = 200
+"""The largest number of steps of Newton's method to a minimiser, of which rounding may need all."""
 
 
 @final
@@ -727,9 +766,10 @@ class Penalised(Loss):
         return self.loss.slopes(y, target) + self.weight * y
 
     def minimiser(self, target: Tensor) -> Tensor:
-        """Compute the minimiser by gradient descent.
+        """Compute the minimiser, where the gradient of the penalised loss is 0.
 
-        The step size is 1/(M + μ), so that each step contracts by 1 - (m + μ)/(M + μ).
+        It is found by bisection for each output, and for cross-entropy, whose outputs depend on each other, by Newton's
+        method.
 
         Args:
             target: The encoded targets.
@@ -746,9 +786,36 @@ class Penalised(Loss):
             )
         if not self.strong_convexity > 0:
             return super().minimiser(target)
-        contraction = 1 - self.strong_convexity / self.smoothness
-        steps = 1 if contraction <= 0 else math.ceil(math.log(1e-17) / math.log(contraction))
-        y = torch.zeros_like(target)
-        for _ in range(min(steps, 100_000)):
-            y = y - self.slopes(y, target) / self.smoothness
+        return self._newton(target) if isinstance(self.labels, Classes) else self._bisected(target)
+
+    def _bisected(self, target: Tensor) -> Tensor:
+        """The zero of the gradient of each output, which increases with it at least as fast as (m + μ)y."""
+        reach = (self.slopes(torch.zeros_like(target), target).abs() / self.strong_convexity).nextafter(
+            torch.full_like(target, math.inf)
+        )
+        low, high = -reach, reach
+        for _ in range(_BISECTIONS):
+            middle = (low + high) / 2
+            above = self.slopes(middle, target) > 0
+            low, high = torch.where(above, low, middle), torch.where(above, middle, high)
+        return (low + high) / 2
+
+    def _newton(self, target: Tensor) -> Tensor:
+        """Newton's method for cross-entropy, with steps that let generalised self-concordant functions fall.
+
+        The Hessian is wD - wppᵀ + μ, where D is the diagonal matrix of p and w the weight of a sample. Its inverse is
+        that of Sherman and Morrison. The steps are those of Sun and Tran-Dinh (2019).
+        """
+        weight, y = target.sum(-1, keepdim=True), torch.zeros_like(target)
+        bound = torch.finfo(target.dtype).eps * float(self.slopes(y, target).abs().max())
+        for _ in range(_STEPS):
+            slope = self.slopes(y, target)
+            if float(slope.abs().max()) <= bound:
+                break
+            p = y.softmax(-1)
+            diagonal = weight * p + self.strong_convexity
+            left = (self.strong_convexity * p / diagonal).sum(-1, keepdim=True)  # 1 - w Σ p²/(wp + μ)
+            step = (slope + p * weight * (p * slope / diagonal).sum(-1, keepdim=True) / left) / diagonal
+            size = 2 * step.abs().amax(-1, keepdim=True).clamp(min=1e-30)
+            y = y - step * (size.log1p() / size)
         return y
