@@ -353,7 +353,7 @@ MUTANTS = (
     ),
     Mutant(
         "imports of the package itself",
-        "lab/sources.py",
+        "lab/definitions.py",
         '"." * node.level + (node.module or "")',
         '(node.module or "")',
         "tests/lab/test_fingerprints.py -k imports",

@@ -124,6 +124,56 @@ def test_a_singular_kernel_is_interpolated_with_the_smallest_norm() -> None:
         _ = fit.leave_one_out
 
 
+@pytest.mark.parametrize("seed", range(4))
+def test_rounding_of_a_singular_kernel_is_not_interpolated(seed: int) -> None:
+    """With rows that add up to 1, five features and six points, an eigenvalue of the kernel is rounding."""
+    torch.manual_seed(seed)
+    x, new = (torch.rand(n, 5, dtype=torch.float64).softmax(1) for n in (6, 4))
+    net, y = nn.Linear(5, 1), torch.randn(6, 1).double()
+    rough = ls.kernel_regression(net, x.float(), y)
+    assert rough.solution.x.abs().max() < 1e4
+    predicted = rough.predict(new.float())
+    exact = ls.kernel_regression(net.double(), x, y)
+    expected = exact.predict(new)
+    assert float((predicted - expected).norm() / expected.norm()) < 0.02
+    design = torch.cat([x, torch.ones(6, 1)], 1)
+    solved = torch.linalg.pinv(design, rtol=1e-10) @ (y - y.mean())
+    truth = torch.cat([new, torch.ones(4, 1)], 1) @ solved + y.mean()
+    torch.testing.assert_close(expected, truth, rtol=1e-8, atol=1e-8)
+    for fit in (rough, exact):
+        with pytest.raises(InputError, match="pass a ridge"):
+            _ = fit.leave_one_out
+        with pytest.raises(InputError, match="pass a ridge"):
+            _ = fit.gcv
+
+
+def test_rounding_with_a_tiny_ridge_is_not_interpolated() -> None:
+    """Two equal inputs with different targets."""
+    for seed in range(8):
+        torch.manual_seed(seed)
+        net = nn.Sequential(nn.Linear(4, 32), nn.ReLU(), nn.Linear(32, 1))
+        x, new, y = torch.randn(8, 4), torch.randn(5, 4), torch.randn(8, 1).double()
+        x[1] = x[0]
+        rough = ls.kernel_regression(net, x, y, ridge=1e-9)
+        exact = ls.kernel_regression(net.double(), x.double(), y, ridge=1e-9).predict(new.double())
+        assert float((rough.predict(new) - exact).norm() / exact.norm()) < 1e-3, seed
+
+
+def test_points_are_left_out_of_the_kernel_that_is_fitted() -> None:
+    """The two halves of a kernel in float32 differ by rounding; the fit uses their mean, and so does its inverse."""
+    random = torch.Generator().manual_seed(0)
+    some = torch.randn(30, 30, generator=random, dtype=torch.float64)
+    kernel = some @ some.T / 30 + 0.01 * torch.eye(30, dtype=torch.float64)
+    rough = kernel * (1 + 1e-7 * torch.randn(30, 30, generator=random, dtype=torch.float64))
+    y = torch.randn(30, 1, generator=random, dtype=torch.float64)
+    one, mean = (ls.kernel_regression(each, None, y, ridge=1e-6) for each in (rough, (rough + rough.T) / 2))
+    torch.testing.assert_close(one.leave_one_out, mean.leave_one_out, rtol=1e-10, atol=1e-12)
+    assert one.gcv == pytest.approx(mean.gcv, rel=1e-10)
+    kernel[0, 1] += 0.05
+    with pytest.raises(InputError, match="not symmetric"):
+        ls.kernel_regression(kernel, None, y)
+
+
 def test_accuracy_and_shifted_labels() -> None:
     """Labels 0.9 and -0.1 give the same classes as one-hot labels."""
     random = torch.Generator().manual_seed(0)

@@ -159,7 +159,16 @@ def _matrix(kernel: Tensor) -> Float[Tensor, "N N"]:
             f"A kernel of shape {tuple(kernel.shape)} is not one of n points with themselves; pass a tensor of shape"
             " (n, n) or (n, n, k, k)."
         )
-    return kernel if kernel.ndim == 2 else as_matrix(kernel)
+    matrix = kernel if kernel.ndim == 2 else as_matrix(kernel)
+    largest = max(float(matrix[part].abs().max()) for part in _parts(len(matrix)))
+    apart = max(float((matrix[part] - matrix[:, part].T).abs().max()) for part in _parts(len(matrix)))
+    # Products in lower precision than that of the dtype, such as TF32, may give the halves other roundings.
+    if apart > 10 * math.sqrt(torch.finfo(matrix.dtype).eps) * largest:
+        raise InputError(
+            f"The kernel is not symmetric, since entries differ by up to {apart:.3g} from those across the diagonal;"
+            " pass the kernel of the points with themselves."
+        )
+    return matrix
 
 
 def _outputs(model: Model | None, x: Inputs | None, y: Target, kernel: Tensor) -> int:
@@ -186,6 +195,9 @@ _PART = 2048
 _AGREES = 1e-6
 """The relative residual up to which a Cholesky factorisation of a kernel without a ridge is trusted."""
 
+_MOVES = 0.1
+"""The relative change of the coefficients under rounding of the kernel, up to which the factorisation is trusted."""
+
 
 def _solve(kernel: Float[Tensor, "N N"], right: Float64[Tensor, "N m"], shift: float) -> Solution:
     """Solve (K + shift)c = b in float64; without a shift, for the solution of smallest norm."""
@@ -202,7 +214,7 @@ def _solve(kernel: Float[Tensor, "N N"], right: Float64[Tensor, "N m"], shift: f
     if not bool(failed):
         found = torch.cholesky_solve(right, factor)
         left = residual(found)
-        if float(left.max()) <= _AGREES:
+        if float(left.max()) <= _AGREES and _is_stable(kernel, factor, found):
             return Solution(found, left, 1, True)
     del factor
     values, vectors = torch.linalg.eigh(_symmetric(kernel, shift))
@@ -214,9 +226,29 @@ def _solve(kernel: Float[Tensor, "N N"], right: Float64[Tensor, "N m"], shift: f
             " it is not one of points with themselves; check it, or pass a ridge that outweighs it."
         )
     noise = len(values) * precision * largest
-    inverse = torch.where(values > noise, 1 / values, 0)
+    # Coefficients along eigenvectors whose eigenvalue is rounding add nothing to Kc but rounding.
+    inverse = torch.where(values - shift > noise, 1 / values, 0)
     found = vectors @ (inverse[:, None] * (vectors.T @ right))
     return Solution(found, residual(found), 1, True)
+
+
+def _is_stable(kernel: Float[Tensor, "N N"], factor: Float64[Tensor, "N N"], found: Float64[Tensor, "N m"]) -> bool:
+    """Whether rounding of the kernel changes its solution little, by a random rounding E: K⁻¹Ec against c.
+
+    A singular kernel in float32 has eigenvalues that are rounding. If they are positive, it can be factorised in
+    float64, and the solution interpolates the targets by large coefficients that mean nothing.
+    """
+    random, precision = torch.Generator(found.device).manual_seed(0), torch.finfo(kernel.dtype).eps
+    moved = torch.zeros_like(found)
+    for part in _parts(len(kernel)):
+        rows = _rows(kernel, part)[:, part.start :]  # E is symmetric, as the kernel is
+        error = precision * rows * torch.randn(rows.shape, generator=random, dtype=rows.dtype, device=rows.device)
+        own = error.shape[0]
+        error[:, :own] = (error[:, :own] + error[:, :own].T) / 2
+        moved[part] += error @ found[part.start :]
+        moved[part.stop :] += error[:, own:].T @ found[part]
+    change = torch.cholesky_solve(moved, factor)
+    return bool((change.norm(dim=0) <= _MOVES * found.norm(dim=0)).all())
 
 
 def _parts(n: int) -> list[slice]:
@@ -413,20 +445,21 @@ class Regression:
         return self.kernel
 
     def _inverse(self) -> Float64[Tensor, "N N"]:
-        wide = _matrix(self._dense()).double()
-        factor, failed = torch.linalg.cholesky_ex(
-            wide + self._shift * torch.eye(len(wide), dtype=wide.dtype, device=wide.device)
-        )
-        pivots = factor.diagonal().square()
-        if bool(failed) or float(pivots.min()) <= len(wide) * torch.finfo(wide.dtype).eps * float(pivots.max()):
-            raise InputError("Without a ridge, this kernel is singular, so no point can be left out; pass a ridge.")
+        kernel = _matrix(self._dense())
+        factor, failed = torch.linalg.cholesky_ex(_symmetric(kernel, self._shift))
+        probes = torch.randn(len(kernel), 4, generator=torch.Generator().manual_seed(0), dtype=factor.dtype)
+        if bool(failed) or not _is_stable(kernel, factor, torch.cholesky_solve(probes.to(factor.device), factor)):
+            raise InputError(
+                "The kernel with its ridge is singular up to rounding, so that no point can be left out; pass a"
+                f" {'larger ' if self.ridge else ''}ridge."
+            )
         return torch.cholesky_inverse(factor)
 
     def _targets(self) -> Float64[Tensor, "n k sets"]:
         """Recover the targets from the equation that the coefficients solve."""
-        wide = _matrix(self._dense()).double()
-        c = self.solution.x.reshape(len(wide), -1)
-        centred = wide @ c + self._shift * c
+        kernel = _matrix(self._dense())
+        c = self.solution.x.reshape(len(kernel), -1)
+        centred = torch.cat([_rows(kernel, part) @ c for part in _parts(len(kernel))]) + self._shift * c
         targets: Tensor = centred.reshape(len(self._dense()), *self.mean.shape) + self.mean
         return targets
 
