@@ -137,7 +137,8 @@ def _statements(source: str, package: str) -> tuple[_Statement, ...]:
 def _acts(statement: ast.stmt) -> bool:
     """Whether a statement may have an effect on anything but the names that it binds.
 
-    An unknown decorator may add to a table, and so may a loop at the top level. Imports and assignments to names do not.
+    An unknown decorator may add to a table, and so may a loop at the top level. Imports and assignments to names may
+    not.
     """
     if isinstance(statement, _DEFINITIONS):
         calls = [each.func if isinstance(each, ast.Call) else each for each in statement.decorator_list]
