@@ -447,7 +447,8 @@ class Regression:
     def _inverse(self) -> Float64[Tensor, "N N"]:
         kernel = _matrix(self._dense())
         factor, failed = torch.linalg.cholesky_ex(_symmetric(kernel, self._shift))
-        probes = torch.randn(len(kernel), 4, generator=torch.Generator().manual_seed(0), dtype=factor.dtype)
+        random = torch.Generator("cpu").manual_seed(0)
+        probes = torch.randn(len(kernel), 4, generator=random, dtype=factor.dtype, device="cpu")
         if bool(failed) or not _is_stable(kernel, factor, torch.cholesky_solve(probes.to(factor.device), factor)):
             raise InputError(
                 "The kernel with its ridge is singular up to rounding, so that no point can be left out; pass a"
