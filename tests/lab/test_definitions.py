@@ -107,7 +107,7 @@ def test_a_loss_that_a_figure_does_not_use_is_not_part_of_its_hash() -> None:
     assert "CrossEntropy" in names["fine-tuning"]["lazyscope.loss"]
 
 
-QUICKEST = ("dense-limit", "depth", "kernel-limit", "wide-limit")
+QUICKEST = ("dense-limit", "kernel-limit", "wide-limit")
 
 
 @pytest.mark.parametrize(
