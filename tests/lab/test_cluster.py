@@ -1,4 +1,7 @@
-"""Trials on worker processes of this machine give the results of one process, also if workers die."""
+"""Trials on worker processes of this machine give the results of one process, also if workers die.
+
+Longer than 350 lines because all of these tests share the same workers.
+"""
 
 from __future__ import annotations
 
