@@ -81,11 +81,11 @@ def test_certificates_with_ignored_points_are_not_violated() -> None:
     n = 20
     model, constants, x, t = ignoring(n)
     loss = Penalised(CrossEntropy(ignore_index=-100), 1.0)
-    told: dict[str, Any] = {"alpha": 1.0, "constants": constants, "points": 5, "horizon": 1.0, "steps": 40}
-    unstable = certify(model, loss, x, t, lr=1.9 * n / 1.5, **told)
+    options: dict[str, Any] = {"alpha": 1.0, "constants": constants, "points": 5, "horizon": 1.0, "steps": 40}
+    unstable = certify(model, loss, x, t, lr=1.9 * n / 1.5, **options)
     below(unstable)
     assert unstable[-1].verdict is Verdict.SILENT  # 1.9/(1.5‖Dh‖²) is far beyond 2/Λ
-    stable = certify(model, loss, x, t, lr=n / 11, **told)
+    stable = certify(model, loss, x, t, lr=n / 11, **options)
     below(stable)
     assert stable[-1].holds
     assert stable[-1].rigorous
@@ -221,12 +221,12 @@ def test_a_surjective_model_with_large_targets() -> None:
     """The rounding error of ∇R is relative to the outputs, 10⁸ here, so the measured gradient is that precise."""
     x, y = torch.tensor([[1.0, 1.0]], dtype=D), torch.tensor([1e8], dtype=D)
     model, constants = linear(torch.tensor([2.5e7 + 1e-2, 2.5e7], dtype=D), x)
-    told: dict[str, Any] = {"alpha": 1.0}
+    options: dict[str, Any] = {"alpha": 1.0}
     loss = Penalised(Square(), 1.0)
-    flow = under_parameterised(model, loss, x, y, constants=constants, **told)
-    assert flow.against(compare(model, loss, x, y, times=[0.5, 1.5], **told)).holds
-    steps = descent(model, loss, x, y, lr=0.1, constants=constants, **told)
-    assert steps.against(compare_steps(model, loss, x, y, lr=0.1, steps=10, points=5, **told)).holds
+    flow = under_parameterised(model, loss, x, y, constants=constants, **options)
+    assert flow.against(compare(model, loss, x, y, times=[0.5, 1.5], **options)).holds
+    steps = descent(model, loss, x, y, lr=0.1, constants=constants, **options)
+    assert steps.against(compare_steps(model, loss, x, y, lr=0.1, steps=10, points=5, **options)).holds
 
 
 def test_weights_that_are_zero() -> None:
@@ -290,8 +290,8 @@ for call in [*calls, lambda: flipped_share(relu, x[0], 1.0), lambda: flipped_sha
 
 def test_arguments_of_other_types() -> None:
     """In a process of its own, because the tests check the types of all arguments."""
-    told = subprocess.run([sys.executable, "-c", UNTYPED], capture_output=True, text=True, check=True).stdout
-    lines = told.splitlines()
+    printed = subprocess.run([sys.executable, "-c", UNTYPED], capture_output=True, text=True, check=True).stdout
+    lines = printed.splitlines()
     assert [("MSELoss" if k < 7 else "ABCMeta") in line for k, line in enumerate(lines[:14])] == [True] * 14
     assert all("pass lazyscope.loss.Square()" in line for line in lines[:14])
     assert len(lines) == 16
@@ -325,12 +325,12 @@ def test_horizons_times_and_radii_that_are_refused() -> None:
         with pytest.raises(InputError, match="time"):
             compare(net, Square(), x, y, alpha=1.0, times=times)
     for radius in (-1.0, math.nan, math.inf):
-        told: dict[str, Any] = {"alpha": 1.0, "radius": radius}
+        options: dict[str, Any] = {"alpha": 1.0, "radius": radius}
         calls: list[Callable[[], object]] = [
-            lambda told=told: finite_horizon(net, x, y, K=1.0, **told),  # type: ignore[misc]
-            lambda told=told: under_parameterised(net, Square(), x, y, **told),  # type: ignore[misc]
-            lambda told=told: descent(net, Square(), x, y, lr=0.1, **told),  # type: ignore[misc]
-            lambda told=told: stochastic_descent(net, Square(), x, y, lr=0.1, **told),  # type: ignore[misc]
+            lambda options=options: finite_horizon(net, x, y, K=1.0, **options),  # type: ignore[misc]
+            lambda options=options: under_parameterised(net, Square(), x, y, **options),  # type: ignore[misc]
+            lambda options=options: descent(net, Square(), x, y, lr=0.1, **options),  # type: ignore[misc]
+            lambda options=options: stochastic_descent(net, Square(), x, y, lr=0.1, **options),  # type: ignore[misc]
         ]
         for call in calls:
             with pytest.raises(InputError, match="pass radius ≥ 0"):

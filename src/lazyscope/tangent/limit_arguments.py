@@ -156,7 +156,7 @@ def per_layer(name: str, value: Any, depth: int) -> list[float]:
 
 
 def _said(value: Any) -> str:
-    """How a message names a value: by itself if it is short, and by its type otherwise."""
+    """Return the text of a value for a message if it is short, and otherwise the name of its type."""
     text = repr(value)
     return text if len(text) < 40 and "\n" not in text else f"an object of type {type(value).__name__}"
 

@@ -56,8 +56,8 @@ class Curvature:
 def minimiser(risk: Risk) -> Tensor:
     """Compute the minimiser y* of a risk, NaN if there is none.
 
-    `Penalised.minimiser` uses the step size 1/(M + μ), which is too large for the weight c = n/n' of the points that
-    are not ignored. The minimiser of cℓ + (μ/2)|y|² is that of ℓ + (μ/(2c))|y|², and that of an ignored point is 0.
+    The minimiser of cℓ + (μ/2)|y|² is that of ℓ + (μ/(2c))|y|², where c = n/n' is the weight of the points that are not
+    ignored, and that of an ignored point is 0.
 
     Args:
         risk: The risk on its targets.
