@@ -141,6 +141,19 @@ def test_what_is_allowed_passes(tmp_path: Path) -> None:
     assert violations(package) == []
 
 
+def test_the_layers_in_the_documentation_are_these() -> None:
+    """CONTRIBUTING.md lists every layer below the programs, from the highest to the lowest."""
+    text = (SOURCE.parents[1] / "CONTRIBUTING.md").read_text(encoding="utf-8").split("## Layers")[1].split("## ")[0]
+    rows = re.findall(r"^ +(\d*)  +([a-z_]+(?: [a-z_]+)*)  ", text, re.M)
+    written: list[set[str]] = []
+    for number, names in rows:
+        if number:
+            assert int(number) == len(FLOORS) - 1 - len(written)
+            written.append(set())
+        written[-1] |= set(names.split())
+    assert tuple(reversed(written)) == FLOORS[:-1]
+
+
 def test_every_public_name_has_a_docstring() -> None:
     bare = [
         name for name in lazyscope.__all__ if not name.startswith("__") and not inspect.getdoc(getattr(lazyscope, name))
