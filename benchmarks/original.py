@@ -1,6 +1,7 @@
 """Measure what the coding of CIFAR-10 as JPEG costs limit kernels, on images that are at hand with and without it.
 
-    python benchmarks/original.py FOLDER [--device cuda] [--depths 3 4 6] [--pooled 1280] [--images 1017]
+    python benchmarks/original.py FOLDER [--device cuda] [--depths 3 4 6] [--tests test_batch.bin] [--pooled 1280]
+                                  [--images 1017]
 
 FOLDER holds files of the binary version of CIFAR-10 (data_batch_1.bin to data_batch_5.bin and test_batch.bin, without
 losses), each whole or cut after any number of images. Each of their images is found among those of LAZYSCOPE_DATA,
@@ -9,7 +10,8 @@ the same, and no two may be found at one place. Both versions then have the same
 means and deviations of their own.
 
 Flattened kernels (--depths) are fitted to all files but one, to 1000, 2000 and all of their images, and tested on the
-images of that one, for each file in turn. Pooled kernels of 14 layers (--pooled) are fitted to some training images,
+images of that one, for each file of --tests in turn (by default for all; `--tests test_batch.bin` has the training and
+test images of the data set). Pooled kernels of 14 layers (--pooled) are fitted to some training images,
 in the order of the files, to their first half and so on, and tested on the file of test images. The standard error of
 a difference counts the images of which just one version is classified correctly. --images takes the first ones of each
 file only.
@@ -87,8 +89,10 @@ def report(title: str, with_loss: Tensor, without: Tensor) -> None:
     )
 
 
-def flattened(versions: list[dict[str, Tensor]], labels: dict[str, Tensor], depth: int, device: str) -> None:
-    """Fit all files but one, and test on that one, for each of them."""
+def flattened(
+    versions: list[dict[str, Tensor]], labels: dict[str, Tensor], depth: int, tests: list[str], device: str
+) -> None:
+    """Fit all files but one, and test on that one, for each of `tests`."""
     names, every = list(labels), torch.cat(list(labels.values()))
     part = torch.cat([torch.full_like(each, place) for place, each in enumerate(labels.values())])
     found: dict[int | None, list[Tensor]] = {}
@@ -99,7 +103,7 @@ def flattened(versions: list[dict[str, Tensor]], labels: dict[str, Tensor], dept
         ).cpu()
         print(f"flattened, depth {depth}: {len(kernel)} images in {time.perf_counter() - began:.0f} s", flush=True)
         right: dict[int | None, list[Tensor]] = {}
-        for fold in range(len(names)):
+        for fold in map(names.index, tests):
             unseen, seen = (part == fold).nonzero()[:, 0], (part != fold).nonzero()[:, 0]
             order = seen[torch.randperm(len(seen), generator=torch.Generator().manual_seed(0))]
             for count in (*FEW, None):
@@ -138,6 +142,7 @@ def main() -> None:
     parser.add_argument("folder", type=Path)
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--depths", type=int, nargs="*", default=[3, 4, 6])
+    parser.add_argument("--tests", nargs="+", choices=list(FILES), default=list(FILES))
     parser.add_argument("--pooled", type=int, default=0)
     parser.add_argument("--images", type=int)
     given = parser.parse_args()
@@ -149,7 +154,7 @@ def main() -> None:
     print(f"{len(change)} images; coding changes a pixel by {apart:.1f} of 255", flush=True)
     versions, labels = [normalised(lossy), normalised(plain)], {name: each.labels for name, each in plain.items()}
     for depth in given.depths:
-        flattened(versions, labels, depth, given.device)
+        flattened(versions, labels, depth, given.tests, given.device)
     if given.pooled:
         pooled(versions, labels, given.pooled, given.device)
 

@@ -17,6 +17,7 @@ from PIL import Image
 
 from lazyscope.data import cifar10 as module
 from lazyscope.data.cifar10 import MEAN, STD, cifar10, images, normalise
+from lazyscope.data.jpeg import is_lossy
 from lazyscope.errors import DataError
 
 pyarrow = pytest.importorskip("pyarrow")
@@ -154,6 +155,18 @@ def test_jpeg_and_grey_images_are_read(folder: Path, pixels: np.ndarray) -> None
     smooth = encode(np.full((3, 32, 32), 100, np.uint8), "jpeg")
     write_parquet(folder / "test-00000-of-00001.parquet", [grey.getvalue(), *[smooth] * 9], list(range(10)))
     assert (images("test").pixels.float() - 100).abs().max() <= 2
+
+
+@pytest.mark.parametrize("kind", ["png", "jpeg"])
+def test_losses_of_the_coding_are_known(folder: Path, pixels: np.ndarray, kind: str) -> None:
+    write_parquet(folder / "test-00000-of-00001.parquet", [encode(each, kind) for each in pixels[:10]], list(range(10)))
+    assert is_lossy() == (kind == "jpeg")
+
+
+@pytest.mark.parametrize("form", FORMS[2:])
+def test_official_archives_have_no_losses(form: str, folder: Path, pixels: np.ndarray) -> None:
+    lay(form, folder, "test", pixels)
+    assert not is_lossy()
 
 
 def test_absence_says_how_to_get_it(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -30,6 +30,7 @@ def planted(**changes: float) -> Trials:
         }
         if row == CODED:
             result["test_accuracy"] = 0.85 - changes.get("code", 0.0) * bool(point["again"])
+            result["lossy"] = changes.get("lossy", 1.0)
         if "epochs" in point:
             result |= {"curve_test_accuracy": np.array([np.nan, 0.3, np.nan, 0.5])}
         if "linearised" in row:
@@ -49,6 +50,8 @@ def test_claims_can_fail() -> None:
     assert len(claims(planted())) == 11
     assert failed(planted(linearised_VGG=0.61, half=-0.007)) == ["linearised VGG", "stable"]
     assert failed(planted(linearised_VGG=0.61, half=-0.007, code=0.008)) == ["stable"], "coding accounts for it"
+    assert failed(planted(linearised_VGG=0.613, half=-0.004, code=0.008)) == []
+    assert failed(planted(linearised_VGG=0.613, half=-0.004, code=0.008, lossy=0.0)) == ["linearised VGG"]
     assert failed(planted(random_features=0.84)) == ["random features"]
     assert failed(planted(scattering_features=0.90)) == [
         "every linearised net < all fixed features < every standard net"
@@ -57,6 +60,7 @@ def test_claims_can_fail() -> None:
     assert failed(planted(train=0.98)) == ["standard nets fit the training images"]
     assert failed(planted(stability=0.99)) == ["linearised nets"]
     assert failed(planted(code=0.04)) == ["coding the images as JPEG once more costs less than three points"]
+    assert failed(planted(code=0.04, lossy=0.0)) == ["coding the images as JPEG once costs less than three points"]
 
 
 def test_every_claim_of_a_row_prints_the_difference_from_the_source() -> None:

@@ -216,6 +216,12 @@ class _Arrays(pickle._Unpickler):
             raise pickle.UnpicklingError(f"it refers to {module}.{name}, which is not part of CIFAR-10") from None
 
 
+def holds_jpeg(archive: Archive) -> bool:
+    """Whether the first image is coded as JPEG: the hub's files hold JPEG or PNG, the official archives plain bytes."""
+    files = sorted(archive.source.glob("*.parquet")) if archive.source.is_dir() else []
+    return bool(files) and (_columns(files[0])[0][0] or b"").startswith(b"\xff\xd8")
+
+
 # ── the hub's files ───────────────────────────────────────────────────────────────────────────────────────────────
 def _parquet(files: list[Path]) -> Archive:
     counts = {int(found[1]) for file in files if (found := re.search(r"-of-(\d+)\.parquet$", file.name))}
