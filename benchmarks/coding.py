@@ -2,7 +2,7 @@
 
     python benchmarks/coding.py [--quality 75]
 
-CIFAR-10 on the Hugging Face hub is coded as JPEG once, and only a second coding can be measured on it. Here photographs
+Some copies of CIFAR-10 are coded as JPEG, and only a second coding can be measured on them alone. Here photographs
 of scikit-learn are reduced to the scale of CIFAR-10, which removes the traces of their own coding, cut into tiles of
 32×32 pixels, and coded twice, the second time on another grid of blocks as in `coded_again`.
 

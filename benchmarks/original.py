@@ -5,7 +5,7 @@
 
 FOLDER holds files of the binary version of CIFAR-10 (data_batch_1.bin to data_batch_5.bin and test_batch.bin, without
 losses), each whole or cut after any number of images. Each of their images is found among those of LAZYSCOPE_DATA,
-which are coded as JPEG on the Hugging Face hub, by the means of its squares of 8×8 pixels; the classes of both must be
+a copy that is coded as JPEG, by the means of its squares of 8×8 pixels; the classes of both must be
 the same, and no two may be found at one place. Both versions then have the same images, labels, kernels and fits, with
 means and deviations of their own.
 

@@ -217,7 +217,7 @@ class _Arrays(pickle._Unpickler):
 
 
 def holds_jpeg(archive: Archive) -> bool:
-    """Whether the first image is coded as JPEG: the hub's files hold JPEG or PNG, the official archives plain bytes."""
+    """Whether the first image is coded as JPEG: Parquet files hold PNG or JPEG, the official archives plain bytes."""
     files = sorted(archive.source.glob("*.parquet")) if archive.source.is_dir() else []
     return bool(files) and (_columns(files[0])[0][0] or b"").startswith(b"\xff\xd8")
 

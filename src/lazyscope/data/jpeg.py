@@ -28,7 +28,7 @@ def coded_again(images: Images, *, quality: int = 75) -> Images:
 
     Args:
         images: The images, with one or three channels.
-        quality: The quality as in pillow, from 1 to 95. 75 is that of CIFAR-10 on the Hugging Face hub.
+        quality: The quality as in pillow, from 1 to 95.
 
     Returns:
         The decoded images, on the CPU.
