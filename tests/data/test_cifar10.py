@@ -17,7 +17,7 @@ from PIL import Image
 
 from lazyscope.data import cifar10 as module
 from lazyscope.data.cifar10 import MEAN, STD, cifar10, images, normalise
-from lazyscope.data.jpeg import is_lossy
+from lazyscope.data.coding import is_lossy, version
 from lazyscope.errors import DataError
 
 pyarrow = pytest.importorskip("pyarrow")
@@ -161,6 +161,23 @@ def test_jpeg_and_grey_images_are_read(folder: Path, pixels: np.ndarray) -> None
 def test_losses_of_the_coding_are_known(folder: Path, pixels: np.ndarray, kind: str) -> None:
     write_parquet(folder / "test-00000-of-00001.parquet", [encode(each, kind) for each in pixels[:10]], list(range(10)))
     assert is_lossy() == (kind == "jpeg")
+
+
+def test_copies_with_and_without_losses_are_told_apart(
+    folder: Path, tmp_path: Path, pixels: np.ndarray, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert version() == ""
+    found = {}
+    for form in FORMS:
+        place = tmp_path / form
+        monkeypatch.setenv("LAZYSCOPE_DATA", str(place))
+        lay(form, place / "cifar10", "test", pixels)
+        found[form] = version()
+    assert len(set(found.values())) == 1
+    monkeypatch.setenv("LAZYSCOPE_DATA", str(tmp_path / "jpeg"))
+    coded = [encode(each, "jpeg") for each in pixels[:10]]
+    write_parquet(tmp_path / "jpeg" / "cifar10" / "test-00000-of-00001.parquet", coded, list(range(10)))
+    assert version() not in {"", *found.values()}
 
 
 @pytest.mark.parametrize("form", FORMS[2:])

@@ -245,6 +245,9 @@ def test_declared_files_and_variables_count(toy: Experiment, tmp_path: Path, mon
         seen.append(setting(reading))
     assert seen[0] == seen[1]
     assert len(set(seen)) == 6
+    described = [setting(dataclasses.replace(reading, data=text)) for text in (str, str, lambda: "with losses")]
+    assert described[0] == described[1]
+    assert len({*seen, *described}) == 8
     assert run(reading, "quick", Store(tmp_path), device=CPU).holds
     file.unlink()
     with pytest.raises(

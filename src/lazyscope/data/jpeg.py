@@ -10,17 +10,10 @@ from typing import Any
 import numpy as np
 import torch
 
-from lazyscope.data.archive import holds_jpeg
-from lazyscope.data.cifar10 import _archive, folder
 from lazyscope.data.images import Images
 
 SHIFT = 4
 """The number of pixels by which the grid of 8×8 blocks moves. On the same grid, coding again changes little."""
-
-
-def is_lossy() -> bool:
-    """Whether the images of CIFAR-10 at hand are coded with losses, as JPEG, unlike those of the official archives."""
-    return holds_jpeg(_archive(folder(), "test"))
 
 
 def coded_again(images: Images, *, quality: int = 75) -> Images:

@@ -31,8 +31,9 @@ from torch import Tensor, nn
 
 from lazyscope.data import cifar10, digits
 from lazyscope.data.augment import Batches
+from lazyscope.data.coding import is_lossy, version
 from lazyscope.data.images import Images
-from lazyscope.data.jpeg import coded_again, is_lossy
+from lazyscope.data.jpeg import coded_again
 from lazyscope.flow.precision import TF32
 from lazyscope.flow.training import Recipe, compiled, eager, evaluate, one_cycle, peak_memory, train
 from lazyscope.lab.experiment import Claim, Experiment, Params, Result, Trials
@@ -454,4 +455,5 @@ EXPERIMENT = Experiment(
     trial=trial,
     figure=figure,
     claims=claims,
+    data=version,
 )

@@ -24,6 +24,7 @@ from torch import nn
 
 from lazyscope.data import cifar10, digits
 from lazyscope.data.augment import Batches
+from lazyscope.data.coding import version
 from lazyscope.data.images import Images
 from lazyscope.data.layout import laid_out
 from lazyscope.data.one_hot import square
@@ -462,4 +463,5 @@ EXPERIMENT = Experiment(
     trial=trial,
     figure=figure,
     claims=claims,
+    data=version,
 )

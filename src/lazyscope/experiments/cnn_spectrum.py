@@ -11,6 +11,7 @@ from matplotlib.figure import Figure
 from torch import Tensor
 
 from lazyscope.data import cifar10, digits
+from lazyscope.data.coding import version
 from lazyscope.lab.experiment import Claim, Experiment, Params, Result, Trials
 from lazyscope.lab.style import BLACK, BLUE, ORANGE, panels
 from lazyscope.model.base import Model
@@ -168,4 +169,5 @@ EXPERIMENT = Experiment(
     trial=trial,
     figure=figure,
     claims=claims,
+    data=version,
 )

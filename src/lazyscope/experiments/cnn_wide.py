@@ -28,8 +28,9 @@ from torch import Tensor, nn
 from lazyscope._typing import Params as Tangent
 from lazyscope.data import cifar10, digits
 from lazyscope.data.augment import Batches
+from lazyscope.data.coding import is_lossy, version
 from lazyscope.data.images import Images
-from lazyscope.data.jpeg import coded_again, is_lossy
+from lazyscope.data.jpeg import coded_again
 from lazyscope.data.layout import laid_out
 from lazyscope.diagnose.activations import activation_stability
 from lazyscope.flow.precision import BF16, FLOAT32, TF32, Precision
@@ -574,4 +575,5 @@ EXPERIMENT = Experiment(
     trial=trial,
     figure=figure,
     claims=claims,
+    data=version,
 )

@@ -26,6 +26,7 @@ from torch import Tensor
 from torch.nn.functional import avg_pool2d, softplus
 
 from lazyscope.data import cifar10, digits
+from lazyscope.data.coding import version
 from lazyscope.flow.descent import gradient_descent
 from lazyscope.lab.experiment import Claim, Experiment, Params, Result, Trials
 from lazyscope.lab.fit import against, exponent
@@ -331,5 +332,5 @@ EXPERIMENT = Experiment(
     trial=trial,
     figure=figure,
     claims=claims,
-    variables=(cifar10.VARIABLE,),
+    data=version,
 )

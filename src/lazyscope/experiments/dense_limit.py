@@ -20,6 +20,7 @@ from matplotlib.figure import Figure
 from torch import Tensor
 
 from lazyscope.data import cifar10, digits
+from lazyscope.data.coding import version
 from lazyscope.data.images import Images
 from lazyscope.lab.experiment import Claim, Experiment, Params, Result, Trials
 from lazyscope.lab.style import BLACK, BLUE, GREEN, ORANGE, legend_below, panels
@@ -205,4 +206,5 @@ EXPERIMENT = Experiment(
     trial=trial,
     figure=figure,
     claims=claims,
+    data=version,
 )

@@ -23,7 +23,7 @@ from matplotlib.lines import Line2D
 from scipy.stats import spearmanr
 from torch import Tensor
 
-from lazyscope.data import cifar10
+from lazyscope.data.coding import version
 from lazyscope.diagnose.monitor import Monitor
 from lazyscope.diagnose.verdict import FEATURE_GAP, LAZY_GAP, Word, side
 from lazyscope.lab.experiment import Claim, Experiment, Params, Result, Trials
@@ -292,5 +292,5 @@ EXPERIMENT = Experiment(
     trial=trial,
     figure=figure,
     claims=claims,
-    variables=(cifar10.VARIABLE,),
+    data=version,
 )

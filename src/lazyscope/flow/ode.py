@@ -75,8 +75,8 @@ def gradient_flow(
 
     Example:
         >>> from lazyscope.loss import Square
-        >>> x = torch.tensor([[1.0], [2.0]])
-        >>> net = torch.nn.Linear(1, 1, bias=False)
+        >>> x = torch.tensor([[1.0], [2.0]], dtype=torch.float64)
+        >>> net = torch.nn.Linear(1, 1, bias=False, dtype=torch.float64)
         >>> path = gradient_flow(net, Square(), x, 3 * x, times=[0.0, 1.0, 200.0], alpha=10.0)
         >>> path.status, float(path.loss[-1]) < 1e-6
         (<Status.CONVERGED: 'converged'>, True)

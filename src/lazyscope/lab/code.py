@@ -9,8 +9,8 @@ the variables of a closure, the state of an object. The release of PyTorch is in
 compute different numbers. Comments, docstrings, layout, `figure`, `claims` and `grid` are excluded
 (the values of the grid are part of the key of the trial), and so is the lab, which only transports results.
 
-The hash does not cover data that a trial reads. Files and environment variables are part of the key of the trial if the
-experiment declares them (`Experiment.files`, `Experiment.variables`). Changes of a module that is imported by a
+The hash does not cover data that a trial reads. They are part of the key of the trial if the experiment declares them
+(`Experiment.files`, `Experiment.variables`, `Experiment.data`). Changes of a module that is imported by a
 computed name, or of undeclared data, are not detected.
 """
 

@@ -146,8 +146,8 @@ class Experiment:
     """One figure of a source: how to compute it, draw it, and check its claims.
 
     A stored trial is reused only as long as everything that it was computed from is unchanged. Changes of the code are
-    detected automatically. Files and environment variables that a trial reads must be declared in `files` and
-    `variables`; changes of undeclared data are not detected.
+    detected automatically. What else a trial reads must be declared: files, environment variables, and data sets by a
+    function that describes them. Changes of undeclared data are not detected.
 
     Args:
         name: The name on the command line, and the name of the folder of results.
@@ -163,6 +163,8 @@ class Experiment:
         files: The files and folders that the trials read. A trial runs again if their content changes. Relative paths
             are relative to the current folder, as in `open`.
         variables: The environment variables that the trials read. A trial runs again if their values change.
+        data: A function that describes a data set that the trials read, such as by a hash of it. A trial runs again if
+            the description changes. `None` declares no data set.
         caption: Two sentences about the figure, for readers who do not know the source.
     """
 
@@ -177,6 +179,7 @@ class Experiment:
     chunk: int = 1
     files: tuple[str | Path, ...] = ()
     variables: tuple[str, ...] = ()
+    data: Callable[[], str] | None = None
     caption: str = ""
 
     def __post_init__(self) -> None:
@@ -198,18 +201,20 @@ def setting(experiment: Experiment) -> str:
     """Describe the settings on which the trials of an experiment depend, besides their code.
 
     Args:
-        experiment: The experiment, whose declared files and environment variables are read.
+        experiment: The experiment, whose declared files, environment variables and data are read.
 
     Returns:
-        PyTorch's default dtype, followed by a hash if files or variables are declared.
+        PyTorch's default dtype, followed by a hash if anything is declared.
 
     Raises:
         ExperimentError: If a declared file cannot be read.
     """
     dtype = str(torch.get_default_dtype()).removeprefix("torch.")
-    if not experiment.files and not experiment.variables:
+    if not experiment.files and not experiment.variables and experiment.data is None:
         return dtype
     declared = hashlib.sha256()
+    if experiment.data is not None:
+        declared.update(f"data={experiment.data()!r}\n".encode("utf-8", "surrogateescape"))
     for name in experiment.variables:
         declared.update(f"{name}={os.environ.get(name)!r}\n".encode("utf-8", "surrogateescape"))
     for entry in experiment.files:
