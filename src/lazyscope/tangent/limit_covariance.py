@@ -122,6 +122,9 @@ def gathered(terms: Sequence[Term], constant: Number = 0.0) -> Covariance:
     """
     u, v = (_seen([side(term.covariance) for term in terms], terms, constant) for side in (_left, _right))
     left, right = _length(u), _length(v)
+    if len(terms) == 1 and not constant and u.shape[-1] == 1:  # z is a multiple of one input, so c does not change
+        (term,) = terms
+        return Covariance(left, right, term.total(term.covariance.below), term.total(term.covariance.above))
     size = _times(left, right).clamp(min=torch.finfo(left.dtype).tiny)
     scales = [term.covariance.scale for term in terms]
     below, above = (
