@@ -175,8 +175,8 @@ def test_copies_with_and_without_losses_are_told_apart(
         found[form] = version()
     assert len(set(found.values())) == 1
     monkeypatch.setenv("LAZYSCOPE_DATA", str(tmp_path / "jpeg"))
-    coded = [encode(each, "jpeg") for each in pixels[:10]]
-    write_parquet(tmp_path / "jpeg" / "cifar10" / "test-00000-of-00001.parquet", coded, list(range(10)))
+    file = tmp_path / "jpeg" / "cifar10" / "test-00000-of-00001.parquet"
+    write_parquet(file, [encode(each, "jpeg") for each in pixels[:10]], list(range(10)))
     assert version() not in {"", *found.values()}
 
 

@@ -33,7 +33,7 @@ def planted(
     shift: float = 0.0,
     residual: float = 0.0,
     cost: float = 1.0,
-    lossy: bool = True,
+    lossy: float = 1.0,
 ) -> Trials:
     """Trials with the published accuracies, and finite nets that tend to their limit at a given rate."""
     trials = []
@@ -49,7 +49,7 @@ def planted(
             result["test_accuracy"] = (PUBLISHED[kind].get(int(point["depth"]), 10.0) + shift) / 100
         elif kind == CODED:
             result["test_accuracy"] = (PUBLISHED["flattened"][int(point["depth"])] - cost + shift) / 100
-            result["lossy"] = lossy
+            result["lossy"] = bool(lossy)
         elif kind == "trained":
             result["test_accuracy"] = 0.84 - shift
         elif kind in ("limit", "finite"):
