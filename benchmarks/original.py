@@ -106,7 +106,7 @@ def flattened(
         for fold in map(names.index, tests):
             unseen, seen = (part == fold).nonzero()[:, 0], (part != fold).nonzero()[:, 0]
             order = seen[torch.randperm(len(seen), generator=torch.Generator().manual_seed(0))]
-            for count in (*FEW, None):
+            for count in (*(n for n in FEW if n < len(order)), None):
                 few = order[:count]
                 right.setdefault(count, []).append(
                     hits(kernel[few][:, few], kernel[unseen][:, few], every[few], every[unseen])

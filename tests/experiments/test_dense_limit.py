@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from lazyscope.experiments.dense_limit import BIASES, NNGP, PUBLISHED, RIDGES, _options, claims, figure, grid
-from lazyscope.lab.experiment import Trial, Trials
+from lazyscope.lab.experiment import Result, Trial, Trials
 from lazyscope.lab.style import style
 from lazyscope.tangent.limit_dense import limit_kernel_dense
 
@@ -35,14 +35,15 @@ def test_the_kernels_are_those_of_the_source() -> None:
         torch.testing.assert_close(found, expected, rtol=1e-7, atol=1e-7)  # acos is inexact at x = x'
 
 
-def planted(scale: str, shift: float = 0.0, fit: float = 1.0) -> Trials:
+def planted(scale: str, shift: float = 0.0, fit: float = 1.0, lossy: bool = False) -> Trials:
     """Trials near the published accuracies, and far above 95 % for digits."""
     trials = []
     for point in grid(scale):
         accuracy = PUBLISHED.get(str(point["kernel"]), 59.3) if scale == "paper" else 98.0
         if point["hidden"] == 1:
             accuracy -= 2.0 if point["kernel"] == NNGP else 1.0
-        trials.append(Trial(point, {"test_accuracy": (accuracy + shift) / 100, "train_accuracy": fit}))
+        result: Result = {"test_accuracy": (accuracy + shift) / 100, "train_accuracy": fit, "lossy": lossy}
+        trials.append(Trial(point, result))
     return Trials(trials)
 
 
@@ -52,6 +53,14 @@ def test_claims_can_fail() -> None:
         assert next(claim.holds for claim in claims(planted(scale, fit=0.9))) is False
     assert [claim.holds for claim in claims(planted("paper", shift=-1.6))] == [True, False, False, False, True]
     assert [claim.holds for claim in claims(planted("quick", shift=-3.0))] == [True, False]
+
+
+def test_claims_blame_the_coding_only_of_coded_images() -> None:
+    for lossy in (False, True):
+        failing = [
+            claim for claim in claims(planted("paper", shift=-1.6, lossy=lossy)) if "of the published" in claim.text
+        ]
+        assert [bool(claim.reason) for claim in failing] == [lossy, lossy, False]
 
 
 def test_the_figure_has_a_curve_for_each_kernel() -> None:

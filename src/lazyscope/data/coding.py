@@ -12,6 +12,9 @@ from lazyscope.data.archive import holds_jpeg
 from lazyscope.data.cifar10 import _archive, folder
 from lazyscope.errors import DataError
 
+LOSSY = "The images at hand are coded as JPEG, which those of the source are not; use the official archive."
+"""What to say of an accuracy that differs from one of a source, if the images are coded with losses."""
+
 
 def is_lossy() -> bool:
     """Decide whether the images are coded with losses, as JPEG, unlike those of the official archives.
