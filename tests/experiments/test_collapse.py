@@ -14,7 +14,16 @@ from lazyscope.lab.style import style
 from lazyscope.model.two_layer import TwoLayer
 from lazyscope.theory.relative_scale import relative_scale
 
-SMALL: Params = {"case": "digits", "train": 20, "test": 50, "pixels": 2, "steps": 60, "scales": 3, "neurons": 32}
+SMALL: Params = {
+    "case": "digits",
+    "train": 20,
+    "test": 50,
+    "pixels": 2,
+    "steps": 60,
+    "scales": 3,
+    "neurons": 32,
+    "sets": 2,
+}
 
 
 def made(power: float = 0.5, edge: float = 0.0, gain: float = 0.1, loss: float = 0.01) -> Trials:
@@ -25,12 +34,16 @@ def made(power: float = 0.5, edge: float = 0.0, gain: float = 0.1, loss: float =
         alpha = module.scales(point)
         error = 0.1 + 0.05 / (1 + alpha * m**power)
         share = np.where(np.arange(len(alpha)) > 8, gain, 0.05)
+        curves = {
+            "wrong": error,
+            "single_wrong": error,
+            "square": 4 * error,
+            "single": 4 * error / (1 - share),
+            "apart": 1 / (1 + alpha * m**power),
+        }
         result = {
             "alpha": alpha,
-            "ensemble": error,
-            "square": 4 * error,
-            "single": error / (1 - share),
-            "apart": 1 / (1 + alpha * m**power),
+            **{name: np.stack([y, 2 * y]) for name, y in curves.items()},  # two sets of training images
             "loss": np.full(len(alpha), loss),
             "boundary": 4.0 * m**edge,
             "diverged": 0,
@@ -52,7 +65,7 @@ def test_claims_hold_and_can_fail() -> None:
 
 def test_the_spread_is_that_of_the_curves() -> None:
     trials = made()
-    for name in ("ensemble", "apart"):
+    for name in ("wrong", "apart"):
         assert module.spread(trials, "digits", name, 0.5) < 0.02 * module.spread(trials, "digits", name, 0.0)
 
 
@@ -61,14 +74,25 @@ def test_a_trial_trains_means_of_nets(monkeypatch: pytest.MonkeyPatch) -> None:
     narrow, wide = module.trial([SMALL | {"width": 8}, SMALL | {"width": 32}], torch.device("cpu"))
     assert np.asarray(wide["alpha"]) == pytest.approx(np.geomspace(1.0, module.HIGH, 3) / math.sqrt(32))
     apart = np.asarray(narrow["apart"])
-    assert apart[-1] < 0.2 * apart[0]
-    assert wide["single"] == pytest.approx(np.asarray(wide["ensemble"]))  # one net only
+    assert apart.shape == (2, 3)
+    assert (apart[:, -1] < 0.2 * apart[:, 0]).all()
+    for single, joint in (("single", "square"), ("single_wrong", "wrong")):
+        assert wide[single] == pytest.approx(np.asarray(wide[joint]))  # one net only
     assert np.asarray(wide["loss"]).max() < 1
-    x, y, _, _ = module._data(SMALL, torch.device("cpu"))
-    net = TwoLayer.gaussian(16, 4, [0], activation=module.activation).symmetrised()[0].double()
-    found = relative_scale(net, x.double(), y.double())
-    alpha = float(wide["boundary"]) / math.sqrt(32)
-    assert found.scaled(alpha / math.sqrt(32)).kappa == pytest.approx(1, rel=1e-6)
+    kappas = []
+    for chosen in (0, 1):
+        x, y, _, _ = module._data(SMALL, chosen, torch.device("cpu"))
+        net = TwoLayer.gaussian(16, 4, [chosen], activation=module.activation).symmetrised()[0].double()
+        kappas.append(relative_scale(net, x.double(), y.double()).kappa)
+    assert kappas[0] != kappas[1]  # other images and other neurons
+    assert float(wide["boundary"]) == pytest.approx(32 * np.mean(kappas), rel=1e-6)
+
+
+def test_nets_of_all_widths_have_the_same_neurons() -> None:
+    narrow, wide = (module._nets(SMALL | {"width": m}, 4, 0) for m in (8, 32))
+    assert (narrow.batch, wide.batch) == ((4,), (1,))
+    for one, other in ((narrow.a, wide.a), (narrow.b, wide.b)):
+        assert one.flatten().sort().values.tolist() == other.flatten().sort().values.tolist()
 
 
 def test_the_figure_has_a_row_per_data_set() -> None:

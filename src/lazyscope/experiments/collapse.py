@@ -5,18 +5,20 @@ animals of CIFAR-10, by gradient descent with momentum on the square loss divide
 The error is that of the mean output of several nets, as in the source, since the outputs of a single net fluctuate with
 its start. Ensembles gain more where training is lazy.
 
-Three things would hide the collapse. Kinks: σ is smooth, since with ReLU the distance from the tangent model is
-dominated by the few neurons that cross a kink. Time: each tangent model is trained with the step size of its net. And
-narrow nets: the kernel of m neurons in d dimensions has a rank of about md/2, and where this is not far above the
-number n of points, mean outputs are those of a regularised kernel. Hence n is small, above all where noise is fitted:
-with 60 images of CIFAR-10 and even against odd classes, the errors of nets of 128 to 4096 neurons spread only 1.9 times
-less after rescaling, because those of lazy nets depend on the width.
+Five things would hide the collapse. Kinks: σ is smooth, since with ReLU the distance from the tangent model is
+dominated by the few neurons that cross a kink. Time: each tangent model is trained with the step size of its net.
+Narrow nets: the kernel of m neurons in d dimensions has a rank of about md/2, and where this is not far above the
+number n of points, mean outputs are those of a regularised kernel; the difference falls like 1/m, and is larger for
+training images that are alike. Hence n is small, and test errors are compared for wide nets. Chance: nets of all widths
+are made of the same neurons, so that what these have by chance moves all curves alike. And luck: how much the error
+depends on α is another for each choice of few training images, so there are several.
+
+Longer than 350 lines because each of four statements has its curves, its claim and its panel.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 
 import numpy as np
 import torch
@@ -52,12 +54,15 @@ SHARPNESS = 1.0
 FEW = 2**9
 """The number of neurons of all nets of one width and scale, at quick scale."""
 
-NEURONS, IMAGES = 2**13, 250
-"""The number of neurons of all nets that are trained together at all scales, and of test images that they see at once,
-which take about 3 GB."""
+IMAGES = 250
+"""The number of test images that all nets see at once, which takes about 3 GB with 8192 neurons and 13 scales."""
 
-WIDE = 128
+WIDE = 512
 """The number of neurons from which on test errors are compared, since they depend more on the width than distances."""
+
+CURVES = ("single", "square", "single_wrong", "wrong", "apart")
+"""What has a row for each set of training images, over the scales: the square error of single nets and of their mean
+output, the share of wrong classes of both, and the distance of the mean output from that of the tangent models."""
 
 TOGETHER = 5.0
 """The factor by which the spread of the curves is smaller after rescaling."""
@@ -71,13 +76,13 @@ def activation(x: Tensor) -> Tensor:
 def grid(scale: str) -> list[Params]:
     """List data sets × widths; all scales and seeds of a width are trained as one program."""
     if scale == "paper":
-        size: Params = {"pixels": 4, "scales": 13, "neurons": 2**15}
+        size: Params = {"pixels": 4, "scales": 13, "neurons": 2**13, "sets": 4}
         own: dict[str, Params] = {
             "digits": {"train": 20, "test": 1700, "steps": 1000},
             "cifar10": {"train": 10, "test": 2000, "steps": 500},
         }
         return [{"case": case, "width": 2**k, **size, **own[case]} for case in CASES for k in range(5, 13)]
-    size = {"train": 20, "test": 500, "pixels": 4, "steps": 80, "scales": 6, "neurons": FEW}
+    size = {"train": 20, "test": 500, "pixels": 4, "steps": 80, "scales": 6, "neurons": FEW, "sets": 1}
     return [{"case": "digits", "width": 2**k, **size} for k in range(5, 10)]
 
 
@@ -99,36 +104,44 @@ def trial(points: list[Params], device: torch.device) -> list[Result]:
 
 
 def _measured(point: Params, device: torch.device) -> Result:
-    m, steps = int(point["width"]), int(point["steps"])
-    seeds = range(int(point["neurons"]) // m)  # outputs of narrow nets fluctuate more: their mean is over more nets
-    x, y, x_test, y_test = _data(point, device)
-    alphas = scales(point)
-    together = max(1, NEURONS // m)
-    paths = [
-        _trained(_nets(m, x.shape[1], seeds[i : i + together]).to(device), x, y, x_test, alphas, steps)
-        for i in range(0, len(seeds), together)
-    ]
-    unseen, loss = (torch.cat(parts, dim=-3) for parts in ([path[0] for path in paths], [path[1] for path in paths]))
-    outputs, tangent = unseen.chunk(2, dim=1)  # seeds × scales × points
-    apart = (outputs - tangent).mean(0).norm(dim=-1) / tangent.mean(0).norm(dim=-1)
-    wrong = (outputs * y_test <= 0).double().mean(-1)
-    first = _nets(m, x.shape[1], seeds[:1])[0].to(device, torch.float64)
-    start = relative_scale(first, x.double(), y.double()).centred()
-    mean = loss.double().mean(1)[:, : len(alphas), 0]
+    found = [_one_set(point, chosen, device) for chosen in range(int(point["sets"]))]
     return {
-        "alpha": alphas,
-        "single": wrong.mean(0).cpu().numpy(),
-        "ensemble": (outputs.mean(0) * y_test <= 0).double().mean(-1).cpu().numpy(),
-        "square": (outputs.mean(0) - y_test).square().mean(-1).cpu().numpy(),
-        "apart": apart.cpu().numpy(),
-        "loss": (mean[1] / mean[0]).cpu().numpy(),
-        "boundary": start.kappa * m,  # α/√m = κ of the sum of the neurons
-        "diverged": sum(path[2] for path in paths),
+        "alpha": scales(point),
+        **{name: np.stack([np.asarray(one[name]) for one in found]) for name in CURVES},
+        "loss": np.max([np.asarray(one["loss"]) for one in found], axis=0),
+        "boundary": float(np.mean([float(one["boundary"]) for one in found])),
+        "diverged": sum(int(one["diverged"]) for one in found),
     }
 
 
-def _nets(m: int, dim: int, seeds: Sequence[int]) -> TwoLayer:
-    return TwoLayer.gaussian(m // 2, dim, seeds, activation=activation).symmetrised()
+def _one_set(point: Params, chosen: int, device: torch.device) -> Result:
+    """Train all nets of a width at all scales on one set of training images."""
+    m, steps = int(point["width"]), int(point["steps"])
+    x, y, x_test, y_test = _data(point, chosen, device)
+    alphas, nets = scales(point), _nets(point, x.shape[1], chosen).to(device)
+    unseen, loss, diverged = _trained(nets, x, y, x_test, alphas, steps)
+    outputs, tangent = unseen.chunk(2, dim=1)  # seeds × scales × points
+    apart = (outputs - tangent).mean(0).norm(dim=-1) / tangent.mean(0).norm(dim=-1)
+    mean = outputs.mean(0)
+    start = relative_scale(nets[0].double(), x.double(), y.double()).centred()
+    first, last = loss.double().mean(1)[:, : len(alphas), 0]
+    return {
+        "single": (outputs - y_test).square().mean((0, -1)).cpu().numpy(),
+        "square": (mean - y_test).square().mean(-1).cpu().numpy(),
+        "single_wrong": (outputs * y_test <= 0).double().mean((0, -1)).cpu().numpy(),
+        "wrong": (mean * y_test <= 0).double().mean(-1).cpu().numpy(),
+        "apart": apart.cpu().numpy(),
+        "loss": (last / first).cpu().numpy(),
+        "boundary": start.kappa * m,  # α/√m = κ of the sum of the neurons
+        "diverged": diverged,
+    }
+
+
+def _nets(point: Params, dim: int, seed: int) -> TwoLayer:
+    """Divide the same neurons into nets of a width; wider nets are fewer."""
+    half = int(point["width"]) // 2
+    pool = TwoLayer.gaussian(int(point["neurons"]) // 2, dim, [seed], activation=activation)
+    return TwoLayer(pool.a.view(-1, half), pool.b.view(-1, half, dim), activation).symmetrised()
 
 
 def _trained(
@@ -162,14 +175,17 @@ def _trained(
     return path.observed["test"][-1].double(), path.loss[..., None], int(path.diverged.sum())
 
 
-def _data(point: Params, device: torch.device) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Images of few pixels as vectors of norm about 1, and ±1 for odd or even digits, and for vehicles or animals."""
+def _data(point: Params, chosen: int, device: torch.device) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Images of few pixels as vectors of norm about 1, and ±1 for odd or even digits, and for vehicles or animals.
+
+    The training images, and the test digits, are other ones for each value of `chosen`.
+    """
     n, test, pixels = (int(point[k]) for k in ("train", "test", "pixels"))
     if point["case"] == "digits":
-        x, labels = digits.digits(n=n + test, seed=0)
+        x, labels = digits.digits(n=n + test, seed=chosen)
         positive = labels % 2 == 1
     else:
-        (x, labels), (more, rest) = (cifar10.cifar10(s, n=k) for s, k in (("train", n), ("test", test)))  # type: ignore[arg-type]
+        (x, labels), (more, rest) = cifar10.cifar10("train", n=n, seed=chosen), cifar10.cifar10("test", n=test)
         x, labels = torch.cat([x, more]), torch.cat([labels, rest])
         positive = torch.isin(labels, torch.tensor(VEHICLES, device=labels.device))
     x = avg_pool2d(x, x.shape[-1] // pixels).flatten(1)
@@ -179,15 +195,15 @@ def _data(point: Params, device: torch.device) -> tuple[Tensor, Tensor, Tensor, 
 
 
 def curves(trials: Trials, case: str, name: str) -> dict[int, tuple[np.ndarray, np.ndarray]]:
-    """Return the curve of each width.
+    """Return the curves of each width, one for each set of training images.
 
     Args:
         trials: The stored trials.
         case: The data set.
-        name: The name of a result.
+        name: The name of a result, one of `CURVES`.
 
     Returns:
-        The scales α and the values, by width.
+        The scales α and the values, sets × scales, by width.
     """
     return {
         int(t.params["width"]): (np.asarray(t.result["alpha"]), np.asarray(t.result[name]))
@@ -196,13 +212,14 @@ def curves(trials: Trials, case: str, name: str) -> dict[int, tuple[np.ndarray, 
 
 
 def spread(trials: Trials, case: str, name: str, power: float, narrowest: int = 0) -> float:
-    """Compute the standard deviation over widths of curves against α m^power, averaged over the common range.
+    """Compute the standard deviation over widths of curves against α m^power.
+
+    Its root mean square is taken over the common range and over the sets of training images.
 
     Args:
         trials: The stored trials.
         case: The data set.
-        name: "square" for the mean square error of the mean output, "ensemble" for the share of wrong classes, or
-            "apart" for the logarithm of the distance from the tangent model.
+        name: The name of a result, one of `CURVES`. For "apart", the logarithm is taken.
         power: The power of the width.
         narrowest: The smallest width that counts.
 
@@ -216,15 +233,25 @@ def spread(trials: Trials, case: str, name: str, power: float, narrowest: int = 
     places = {m: np.log(alpha) + power * math.log(m) for m, (alpha, _) in found.items()}
     low, high = max(x[0] for x in places.values()), min(x[-1] for x in places.values())
     common = np.linspace(low, high, 50)
-    values = np.array([np.interp(common, places[m], y) for m, (_, y) in found.items()])
+    values = np.array([[np.interp(common, places[m], row) for row in y] for m, (_, y) in found.items()])
     return float(np.sqrt(values.var(0).mean()))
 
 
-def gains(trials: Trials, case: str) -> tuple[float, float]:
-    """Compute the share of the error that an ensemble removes, at the smallest and at the largest scales."""
-    single, joint = (np.array([y for _, y in curves(trials, case, name).values()]) for name in ("single", "ensemble"))
-    share = 1 - joint / single
-    return float(share[:, :2].mean()), float(share[:, -2:].mean())
+def gains(trials: Trials, case: str, name: str = "square") -> tuple[float, float]:
+    """Compute the share of the error that the mean output removes, at the smallest and at the largest scales.
+
+    Args:
+        trials: The stored trials.
+        case: The data set.
+        name: "square", or "wrong" for the share of wrong classes.
+
+    Returns:
+        Both shares, means over the widths.
+    """
+    single = "single" if name == "square" else f"single_{name}"
+    one, joint = (np.array([y for _, y in curves(trials, case, each).values()]) for each in (single, name))
+    share = 1 - joint / one
+    return float(share[..., :2].mean()), float(share[..., -2:].mean())
 
 
 def cases(trials: Trials) -> list[str]:
@@ -241,7 +268,7 @@ def claims(trials: Trials) -> list[Claim]:
         far, near = (spread(trials, case, "apart", power) for power in (0.0, 0.5))
         widths, edges = some.column("width"), some.column("boundary")
         power = exponent(widths, edges / np.sqrt(widths))
-        rich, lazy = gains(trials, case)
+        (rich, lazy), (fewer, more) = gains(trials, case), gains(trials, case, "wrong")
         found += [
             Claim(
                 f"{words}: the distances from the tangent model of all widths spread at least {TOGETHER:g} times less"
@@ -257,9 +284,9 @@ def claims(trials: Trials) -> list[Claim]:
                 abs(power + 0.5) <= 0.1,
             ),
             Claim(
-                f"{words}: an ensemble removes a larger share of the error where training is lazy",
+                f"{words}: an ensemble removes a larger share of the square error where training is lazy",
                 "Geiger et al. 2020: ensembling helps in the lazy regime",
-                f"{lazy:.1%} lazy, {rich:.1%} with features",
+                f"{lazy:.1%} lazy, {rich:.1%} with features; {more:.1%} and {fewer:.1%} of the wrong classes",
                 lazy > rich,
             ),
         ]
@@ -280,9 +307,7 @@ def claims(trials: Trials) -> list[Claim]:
 
 def _errors(trials: Trials, case: str) -> Claim:
     before, after = (spread(trials, case, "square", power, WIDE) for power in (0.0, 0.5))
-    every, wrong = (
-        spread(trials, case, name, 0.0) / spread(trials, case, name, 0.5) for name in ("square", "ensemble")
-    )
+    every, wrong = (spread(trials, case, name, 0.0) / spread(trials, case, name, 0.5) for name in ("square", "wrong"))
     return Claim(
         f"{CASES[case]}: so do the test errors of mean outputs of nets with at least {WIDE} neurons, at least"
         f" {TOGETHER:g} times less",
@@ -299,13 +324,13 @@ def figure(trials: Trials) -> Figure:
     page, axes = panels(2 * len(shown), 2, width=4.4, height=3.1)
     marks: list[Artist] = []
     for row, case in zip(axes.reshape(-1, 4), shown, strict=True):
-        found, joint, single, apart = (curves(trials, case, name) for name in ("square", "ensemble", "single", "apart"))
-        for (m, (alpha, error)), colour in zip(found.items(), COLOURS * 2, strict=False):
+        single, found, apart = (curves(trials, case, name) for name in ("single", "square", "apart"))
+        for (m, (alpha, errors)), colour in zip(found.items(), COLOURS * 2, strict=False):
+            error, distance, share = (y.mean(0) for y in (errors, apart[m][1], 1 - errors / single[m][1]))
             (line,) = row[0].plot(alpha, error, "-", color=colour, label=f"$m={m}$")
             marks += [line] if case == shown[0] else []
-            row[1].plot(alpha * math.sqrt(m), error, "-", color=colour)
-            row[2].plot(alpha * math.sqrt(m), apart[m][1], "-", color=colour)
-            row[3].plot(alpha * math.sqrt(m), 1 - joint[m][1] / single[m][1], "-", color=colour)
+            for axis, y in zip(row[1:], (error, distance, share), strict=True):
+                axis.plot(alpha * math.sqrt(m), y, "-", color=colour)
         edge = float(np.median(trials.where(case=case).column("boundary")))
         for axis in row[1:]:
             rule = axis.axvline(edge, color=BLACK, linestyle="--", linewidth=0.8, label=r"$\kappa=1$")
@@ -323,9 +348,10 @@ EXPERIMENT = Experiment(
     source="Geiger, Spigler, Jacot, Wyart 2020",
     title="Nets of all widths collapse onto one curve in α√m",
     caption=(
-        "The test error of the mean output of several nets, for many widths m, against the scale α. With α multiplied"
-        " by the square root of the width all curves fall on one, so width and scale set the same transition to"
-        " laziness, near κ = 1; averaging nets removes more of the error the lazier they are."
+        "The test error of the mean output of several nets, for many widths m, against the scale α, averaged over some"
+        " sets of training images. With α multiplied by the square root of the width all curves fall on one, so width"
+        " and scale set the same transition to laziness, near κ = 1; averaging nets removes more of the error the"
+        " lazier they are."
     ),
     cost={"quick": "8 s on two cores", "paper": "3 min on a GPU"},
     grid=grid,
