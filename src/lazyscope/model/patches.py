@@ -22,8 +22,9 @@ from lazyscope.errors import InputError
 CONTRAST = 0.01
 """ε in units of the mean variance of patches. It is the ε = 10 of Coates et al. for CIFAR-10 with pixels 0…255."""
 
-WHITENING = 1e-2
-"""ρ in units of the mean eigenvalue of Σ. Directions with smaller eigenvalues are noise."""
+WHITENING = 0.1
+"""ρ in units of the mean eigenvalue of Σ, as in Coates et al., whose patches have variance 1. Directions with smaller
+eigenvalues are noise."""
 
 SAMPLE = 30_000
 """The number of patches from which μ and Σ are estimated; a patch has 108 numbers."""
