@@ -96,7 +96,7 @@ class _Angular:
         bank = _kymatio("filter_bank").filter_bank(rows, columns, scales, L=ANGLES)
 
         def on_device(found: dict[str, Any]) -> Tensor:
-            return torch.as_tensor(found["levels"][0]).to(device, torch.complex64)
+            return torch.as_tensor(found["levels"][0], dtype=torch.complex64, device=device)
 
         self.phi = on_device(bank["phi"])
         self.psi = torch.stack([on_device(each) for each in bank["psi"]]).unflatten(0, (scales, ANGLES))
@@ -125,10 +125,10 @@ class _Angular:
 
 def _along_angles() -> list[tuple[Tensor, slice]]:
     """The Fourier transforms of the functions χ over a full turn, and the angles at which coefficients are kept."""
-    frequency = 2 * math.pi * torch.arange(2 * ANGLES).double() / (2 * ANGLES)
+    frequency = 2 * math.pi * torch.arange(2 * ANGLES, device="cpu").double() / (2 * ANGLES)
 
     def bump(centre: float, width: float) -> Tensor:
-        turns = 2 * math.pi * torch.arange(-2, 3)[:, None]
+        turns = 2 * math.pi * torch.arange(-2, 3, device="cpu")[:, None]
         return torch.exp(-((width * (frequency - centre + turns)) ** 2) / 2).sum(0)
 
     found = []
