@@ -36,7 +36,7 @@ def made(power: float = 0.5, edge: float = 0.0, gain: float = 0.1, loss: float =
         share = np.where(np.arange(len(alpha)) > 8, gain, 0.05)
         curves = {
             "wrong": error,
-            "single_wrong": error,
+            "single_wrong": error / (1 - share),
             "square": 4 * error,
             "single": 4 * error / (1 - share),
             "apart": 1 / (1 + alpha * m**power),
@@ -56,11 +56,11 @@ def test_claims_hold_and_can_fail() -> None:
     def holding(trials: Trials) -> list[bool]:
         return [claim.holds for claim in module.claims(trials)]
 
-    assert holding(made()) == [True] * 9
-    assert holding(made(power=0.0)) == [False, True, True, False] * 2 + [True]
-    assert holding(made(edge=0.3)) == [True, False, True, True] * 2 + [True]
-    assert holding(made(gain=0.01)) == [True, True, False, True] * 2 + [True]
-    assert holding(made(loss=0.2)) == [True] * 8 + [False]
+    assert holding(made()) == [True] * 11
+    assert holding(made(power=0.0)) == [False, True, True, True, False] * 2 + [True]
+    assert holding(made(edge=0.3)) == [True, False, True, True, True] * 2 + [True]
+    assert holding(made(gain=0.01)) == [True, True, False, False, True] * 2 + [True]
+    assert holding(made(loss=0.2)) == [True] * 10 + [False]
 
 
 def test_the_spread_is_that_of_the_curves() -> None:

@@ -62,8 +62,8 @@ SOURCE = {
 """The rows of the paper's table in its order, and their test and training accuracies in %."""
 
 REASONS = {
-    "scattering features": "The source of this row also selects coefficients with the help of the classes, and fits a "
-    "support vector machine.",
+    "scattering features": "The source of this row fits a Gaussian support vector machine; its other choices are not "
+    "known.",
 }
 """Why a row may stay below its source, as far as it is known."""
 

@@ -23,8 +23,8 @@ CONTRAST = 0.01
 """ε in units of the mean variance of patches. It is the ε = 10 of Coates et al. for CIFAR-10 with pixels 0…255."""
 
 WHITENING = 0.1
-"""ρ in units of the mean eigenvalue of Σ, as in Coates et al., whose patches have variance 1. Directions with smaller
-eigenvalues are noise."""
+"""ρ in units of the mean eigenvalue of Σ: of 0.01, 0.03, 0.1 and 0.3, the one with the smallest error on held-out
+training images of CIFAR-10. Directions with smaller eigenvalues are noise."""
 
 SAMPLE = 30_000
 """The number of patches from which μ and Σ are estimated; a patch has 108 numbers."""
