@@ -110,8 +110,8 @@ def scattering_accuracy(
 
     Colours are first mapped to luminance and two differences. The second layer has wavelets along angles too, as in
     Oyallon and Mallat (2015). The coefficients are standardised by path, over images and positions. The kernel is a
-    Gaussian of their distance, whose width is chosen on held-out images together with the ridge; their source selects
-    coefficients and fits a support vector machine. The device needs the memory of `random_feature_accuracy`, and one
+    Gaussian of their distance, whose width is chosen on held-out images together with the ridge; their source fits a
+    support vector machine. The device needs the memory of `random_feature_accuracy`, and one
     more kernel and the features in float32, 24 GB for CIFAR-10.
 
     Args:
