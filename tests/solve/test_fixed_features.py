@@ -8,9 +8,15 @@ from torch import Tensor
 
 from lazyscope.data.digits import digits
 from lazyscope.errors import InputError
-from lazyscope.solve.fixed_features import misclassified, random_feature_accuracy, scattering_accuracy
+from lazyscope.solve.fixed_features import (
+    _colours,
+    _scales,
+    misclassified,
+    random_feature_accuracy,
+    scattering_accuracy,
+)
 
-KYMATIO = "kymatio.scattering2d.frontend.torch_frontend"
+KYMATIO = "kymatio.scattering2d.filter_bank"
 Split = tuple[Tensor, Tensor, Tensor, Tensor]
 
 
@@ -65,6 +71,18 @@ def test_scattering_of_grey_images_is_that_of_three_equal_colours(split: Split) 
     x, y, x_test, y_test = split
     grey = scattering_accuracy(x[:, :1], y, x_test[:, :1], y_test)
     assert abs(grey.test - scattering_accuracy(*split).test) <= 0.02
+
+
+def test_scattering_leaves_a_grid_of_four_by_four_positions_if_it_can() -> None:
+    for sides, scales in (((64, 64), 4), ((128, 128), 4), ((56, 56), 3), ((16, 16), 2), ((24, 20), 2), ((6, 6), 1)):
+        assert _scales(*sides) == scales
+
+
+def test_colours_that_are_only_rounding_are_left_out() -> None:
+    x = torch.rand(4, 3, 6, 6, generator=torch.Generator().manual_seed(0))
+    assert _colours(x).shape == x.shape
+    assert _colours(x[:, :1].expand(-1, 3, -1, -1)).shape == (4, 1, 6, 6)
+    torch.testing.assert_close(_colours(x[:, :1].expand(-1, 3, -1, -1)), x[:, :1])
 
 
 def test_misclassified() -> None:

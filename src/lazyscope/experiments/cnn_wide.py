@@ -62,8 +62,8 @@ SOURCE = {
 """The rows of the paper's table in its order, and their test and training accuracies in %."""
 
 REASONS = {
-    "scattering features": "The source of this row fits a Gaussian support vector machine; its other choices are not "
-    "known.",
+    "scattering features": "The program of the source of this row selects 4000 coefficients and fits a Gaussian support"
+    " vector machine; here all coefficients are used, by ridge regression.",
 }
 """Why a row may stay below its source, as far as it is known."""
 
