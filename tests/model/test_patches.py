@@ -31,9 +31,9 @@ def test_features_are_those_of_explicit_patches() -> None:
     x = images()
     patches = Patches.draw(x, 5, size=6, bias=0.7)
     z = explicit(patches, x).unflatten(-1, (9, 9))
-    quarters = (slice(5), slice(4, None))  # nine positions in two overlapping halves
+    windows = (slice(0, 5), slice(2, 7), slice(4, 9))  # of nine positions
     expected = [
-        torch.stack([F.relu(side)[:, :, i, j].mean((2, 3)) for i in quarters for j in quarters], dim=-1).flatten(1)
+        torch.stack([F.relu(side)[:, :, i, j].mean((2, 3)) for i in windows for j in windows], dim=-1).flatten(1)
         for side in (z - 0.7, -z - 0.7)
     ]
     torch.testing.assert_close(patches(x), torch.cat(expected, dim=1))
@@ -53,9 +53,9 @@ def test_blocks_of_filters_and_images_change_nothing() -> None:
     x = images()
     patches = Patches.draw(x, 10)
     whole = patches(x)
-    assert whole.shape == (60, 80)
+    assert whole.shape == (60, 180)
     blocks = list(patches.blocks(x, filters=4, images=7))
-    assert [block.shape[1] for block in blocks] == [32, 32, 16]
+    assert [block.shape[1] for block in blocks] == [72, 72, 36]
     torch.testing.assert_close(sum(block @ block.T for block in blocks), whole @ whole.T)
 
 

@@ -2,8 +2,8 @@
 
 Each patch p of an image is centred and divided by its contrast, p̂ = (p - p̄)/√(var(p) + ε), and then whitened,
 q = W(p̂ - μ) with W = (Σ + ρI)^(-1/2) (ZCA). A filter f is such a q of a random patch of a random image, normalised to
-unit length. With z = ⟨f, q⟩, the features are max(z - b, 0) and max(-z - b, 0), averaged over the 2×2 quarters of the
-image. Nothing is trained.
+unit length. With z = ⟨f, q⟩, the features are max(z - b, 0) and max(-z - b, 0), averaged over 3×3 windows of the image
+that overlap. Nothing is trained.
 """
 
 from __future__ import annotations
@@ -25,6 +25,10 @@ CONTRAST = 0.01
 WHITENING = 0.1
 """ρ in units of the mean eigenvalue of Σ: of 0.01, 0.03, 0.1 and 0.3, the one with the smallest error on held-out
 training images of CIFAR-10. Directions with smaller eigenvalues are noise."""
+
+SIDE, SHARE = 3, 5 / 9
+"""The number of windows along each side, and the part of the side that a window has. Fitted to 4000 images of CIFAR-10,
+2000 filters have 66.7 % of 2000 held-out training images, instead of 64.0 % with four quarters."""
 
 SAMPLE = 30_000
 """The number of patches from which μ and Σ are estimated; a patch has 108 numbers."""
@@ -99,7 +103,7 @@ class Patches:
     def blocks(
         self, x: Float[Tensor, "n channels height width"], filters: int = 256, images: int = 2048
     ) -> Iterator[Float[Tensor, "n _"]]:
-        """Compute the features of all images, 8 per filter, for some filters at a time.
+        """Compute the features of all images, 18 per filter, for some filters at a time.
 
         Args:
             x: The images.
@@ -107,7 +111,7 @@ class Patches:
             images: The number of images that are processed at a time.
 
         Yields:
-            The features of the next filters, of shape `(n, 8·filters)`.
+            The features of the next filters, of shape `(n, 18·filters)`.
         """
         contrast = [self._deviation(part) for part in x.split(images)]
         for kernels, offsets in zip(self.kernels.split(filters), self.offsets.split(filters), strict=True):
@@ -116,7 +120,7 @@ class Patches:
             )
 
     def __call__(self, x: Float[Tensor, "n channels height width"]) -> Float[Tensor, "n features"]:
-        """Compute all features, of shape (n, 8·filters)."""
+        """Compute all features, of shape (n, 18·filters)."""
         return torch.cat(list(self.blocks(x)), dim=1)
 
     def _deviation(self, x: Tensor) -> Tensor:
@@ -131,17 +135,25 @@ class Patches:
     def _features(self, x: Tensor, scale: Tensor, kernels: Tensor, offsets: Tensor) -> Tensor:
         z = F.conv2d(x, kernels)
         z = torch.addcmul(-offsets[:, None, None], z, scale).flatten(2)
-        pool = _quarters(scale)
+        pool = _windows(scale)
         # max(z - b, 0) = max(z, b) - b and max(-z - b, 0) = -min(z, -b) - b, so b can be subtracted after averaging.
         high, low = z.clamp(min=self.bias) @ pool, z.clamp(max=-self.bias) @ pool
         return torch.cat([high - self.bias, -low - self.bias], dim=1).flatten(1)
 
 
-def _quarters(like: Float[Tensor, "n 1 height width"]) -> Float[Tensor, "places 4"]:
-    """Return torch's adaptive average pooling to 2×2 as a matrix, since a matrix product uses a GPU better."""
-    height, width = like.shape[-2:]
-    places = torch.eye(height * width, dtype=like.dtype, device=like.device).view(-1, 1, height, width)
-    return F.adaptive_avg_pool2d(places, 2).flatten(1)
+def _windows(like: Float[Tensor, "n 1 height width"]) -> Float[Tensor, "places 9"]:
+    """Return the averages over the windows as a matrix, since a matrix product uses a GPU better than pooling."""
+    rows, columns = (_averages(length, like) for length in like.shape[-2:])
+    return torch.einsum("hi,wj->hwij", rows, columns).flatten(2).flatten(0, 1)
+
+
+def _averages(length: int, like: Tensor) -> Float[Tensor, "length 3"]:
+    size = max(1, round(SHARE * length))
+    found = like.new_zeros(length, SIDE)
+    for k in range(SIDE):
+        first = k * (length - size) // (SIDE - 1)
+        found[first : first + size, k] = 1 / size
+    return found
 
 
 def _random_patches(x: Tensor, count: int, size: int, random: torch.Generator) -> Float[Tensor, "count d"]:
