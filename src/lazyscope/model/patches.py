@@ -144,7 +144,7 @@ class Patches:
 def _windows(like: Float[Tensor, "n 1 height width"]) -> Float[Tensor, "places 9"]:
     """Return the averages over the windows as a matrix, since a matrix product uses a GPU better than pooling."""
     rows, columns = (_averages(length, like) for length in like.shape[-2:])
-    return torch.einsum("hi,wj->hwij", rows, columns).flatten(2).flatten(0, 1)
+    return (rows[:, None, :, None] * columns[:, None]).flatten(2).flatten(0, 1)
 
 
 def _averages(length: int, like: Tensor) -> Float[Tensor, "length 3"]:

@@ -172,7 +172,9 @@ def _scattering_kernel(x: Tensor, train: int) -> Tensor:
 
 def _colours(x: Tensor) -> Tensor:
     """Map three colour channels to luminance and differences, without those that vary only by rounding."""
-    x = torch.einsum("ij,njhw->nihw", x.new_tensor(COLOURS), x) if x.shape[1] == 3 else x
+    if x.shape[1] == 3:  # not as a matrix product, which may be less precise on a GPU
+        red, green, blue = x.unbind(1)
+        x = torch.stack([a * red + b * green + c * blue for a, b, c in COLOURS], dim=1)
     spread = x.std((0, 2, 3))
     return x[:, spread >= 1e-4 * spread.max()]
 
