@@ -59,6 +59,39 @@ def test_deflation_saves_passes() -> None:
     assert losses[2] < losses[1] < losses[0]
 
 
+def long_tail(points: int, seed: int) -> tuple[nn.Module, Tensor, Tensor]:
+    """A linear model whose kernel has eigenvalues that fall like a power, as those of images do."""
+    random = torch.Generator().manual_seed(seed)
+    x = torch.randn(points, 2 * points, dtype=torch.float64, generator=random)
+    x *= torch.arange(1, 2 * points + 1, dtype=torch.float64) ** -0.75
+    target = torch.randn(points, 1, dtype=torch.float64, generator=random)
+    return nn.Linear(2 * points, 1, bias=False, dtype=torch.float64), x, target
+
+
+@pytest.mark.parametrize("batch", [5, 40])
+@pytest.mark.parametrize("seed", range(3))
+def test_acceleration_does_three_times_as_much_in_as_many_passes(
+    batch: int, seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, x, y = long_tail(400, seed)
+    options: dict[str, Any] = {"tolerance": 0.0, "batch": batch, "deflated": 5}
+    found = ls.tangent_sgd(model, x, y, epochs=20, **options)
+    monkeypatch.setattr(sgd, "accelerated", lambda gain, count: (1.0, 1.0))  # plain steps
+    assert found.loss < ls.tangent_sgd(model, x, y, epochs=60, **options).loss
+
+
+@given(count=st.integers(1, 1000), steps=st.integers(1, 200))
+def test_steps_of_the_acceleration_grow_by_half_of_the_passes(count: int, steps: int) -> None:
+    turns = 1 + (count - 1) / sgd._TURNS
+    gain, pull = sgd.accelerated(0.0, count)
+    assert (gain, pull) == pytest.approx((1 / turns, 1.0)), "the first step draws all of v"
+    for _ in range(steps - 1):
+        before, (gain, pull) = gain, sgd.accelerated(gain, count)
+        assert gain**2 - gain / turns == pytest.approx(before**2)
+        assert 0 < pull < 1
+    assert (steps + 1) / 2 - 1e-9 <= turns * gain <= steps + 1e-9
+
+
 def test_on_images_its_passes_do_more_than_those_of_a_krylov_method() -> None:
     images = digits.images(seed=0)[:320]
     x, y = images.normalised(), images.labels

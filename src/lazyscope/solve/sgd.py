@@ -4,7 +4,8 @@ The largest eigenvalues of the tangent kernel limit the step size, though they a
 (Ma, Belkin, 2017) finds their eigenvectors from some of the data, and scales the gradient down along them.
 Steps are then limited by single points, and a pass over the data, with a step for each batch, reduces the residual more
 than an iteration of a Krylov method, which makes one step. Its authors' code is for kernels that can be evaluated; here
-only products with the Jacobian are used.
+only products with the Jacobian are used. Steps are accelerated like those of Kaczmarz's method by Liu and Wright (2016,
+"An accelerated randomized Kaczmarz algorithm"): t passes do about what t²/2 do without.
 
 Longer than 350 lines because all arguments are documented.
 """
@@ -36,8 +37,6 @@ from lazyscope.solve.identity import identity
 from lazyscope.solve.products import Products
 from lazyscope.solve.tangent import Problem, TangentSolution, posed
 
-MOMENTUM = 0.9
-
 _POWERS = 12
 """The number of products that find the largest eigenvalue of what is left."""
 
@@ -50,8 +49,16 @@ _CHECKED = 50
 _ENTRIES = 1 << 14
 """The number of entries of a part of an inner product."""
 
+_TURNS = 4
+"""How much faster the acceleration is than that for batches chosen at random, which allows for more noise than batches
+have that are shuffled and used once a pass. On a tangent kernel of CIFAR-10, 10 still converges, and 40 diverges."""
+
+_LARGE = 2.0
+"""After an epoch whose loss is this many times that of the best one, acceleration begins anew: either it has overshot,
+or the targets cannot be fitted, and it enlarges the noise of batches."""
+
 _LARGER = 10.0
-"""An epoch whose loss is this many times that of the best one is undone: the steps were too long, or momentum has
+"""An epoch whose loss is this many times that of the best one is undone: the steps were too long, or acceleration has
 overshot."""
 
 _HALVINGS = 20
@@ -76,7 +83,7 @@ def tangent_sgd(
     checkpoint: Path | str | None = None,
     every: int = 1,
 ) -> TangentSolution:
-    """Fit the tangent model h(w₀) + Dh(w₀)v to targets by deflated stochastic gradient descent with momentum.
+    """Fit the tangent model h(w₀) + Dh(w₀)v to targets by deflated, accelerated stochastic gradient descent.
 
     It minimises the loss of `tangent_solve` without a ridge, from v = 0, so that it tends to the same minimiser of
     smallest norm if the model can fit the targets. For many points it needs a fraction of the passes over the data, and
@@ -84,11 +91,11 @@ def tangent_sgd(
     on the error, and its result depends on the seed. Use it for fits to a few percent with tens of thousands of
     points or more, and `tangent_solve` for precise ones.
 
-    The step size comes from the largest eigenvalue that is left, and from those of single points. The loss of an epoch
-    is measured during it, at no cost. If it is ten times that of the best epoch, the iteration returns to where that
-    one began, without momentum, and measures the loss there. The step size is halved, unless the loss has stayed below
-    that at the last start without momentum and has fallen to half of it: then momentum alone has overshot, as it does
-    when an epoch has few steps.
+    The step size comes from the largest eigenvalue that is left, and from those of single points. Acceleration makes
+    steps longer with each pass. The loss of an epoch is measured during it, at no cost. If it is twice that of the best
+    epoch, acceleration begins anew. If it is ten times as large, the iteration returns to where the best epoch began,
+    and measures the loss there. The step size is halved, unless the loss has stayed below that at the last return and
+    has fallen to half of it: then acceleration alone has overshot, as it does when an epoch has few steps.
 
     Args:
         model: A model or a module. It is not modified.
@@ -151,12 +158,29 @@ def tangent_sgd(
     return TangentSolution(problem, now.v.double(), residual, now.done, now.reached <= tolerance, None, pace)
 
 
+def accelerated(gain: float, count: int) -> tuple[float, float]:
+    """Compute the next step of the acceleration, without a bound on the smallest eigenvalue.
+
+    Args:
+        gain: The length of the last long step, in units of a short one; 0 at the beginning.
+        count: The number of batches of a pass.
+
+    Returns:
+        The length γ of the next long step, with γ² - γ/turns = gain², and how far the point of short steps is drawn to
+        that of long ones before it.
+    """
+    turns = 1 + (count - 1) / _TURNS
+    longer = (1 / turns + math.sqrt(1 / turns**2 + 4 * gain**2)) / 2
+    return longer, 1 / (longer * turns)
+
+
 @dataclass
 class _State:
     """The iteration between two epochs. Losses are relative to that at v = 0."""
 
     v: Tensor
-    speed: Tensor
+    ahead: Tensor
+    """The displacement of long steps, to which v is drawn before each step."""
     best: Tensor
     """Where the epoch with the least loss began."""
     random: Tensor
@@ -164,16 +188,18 @@ class _State:
     sizes: dict[str, float]
     """The factors of products in low precision."""
     step: float
+    gain: float = 0.0
+    """The length of the steps of `ahead` in units of those of v; 0 where acceleration begins."""
     least: float = 1.0
     """The least mean loss of an epoch, or the loss where an epoch that was undone has begun again."""
     rest: float = 1.0
-    """The loss where the iteration last began without momentum."""
+    """The loss where the iteration last began, or to which it returned."""
     reached: float = math.inf
     """The loss at v, where it has been computed."""
     done: int = 0
     halved: int = 0
     time: float = 0.0
-    """The time of the gradient flow, the sum of the step sizes that momentum repeats 1/(1 - m) times."""
+    """The sum of the step sizes of v, which is the time of the gradient flow without acceleration."""
     mark: float = 0.0
     """The time at `best`."""
 
@@ -199,7 +225,7 @@ class _Stored:
                 f"The checkpoint {self._checkpoint.path} belongs to another model, to other data or to other options;"
                 " pass another file, or delete it."
             )
-        moved = {name: state[name].to(self._device) for name in ("v", "speed", "best")}
+        moved = {name: state[name].to(self._device) for name in ("v", "ahead", "best")}
         return _State(**{**state, **moved})
 
 
@@ -277,14 +303,13 @@ class _Run:
         return _Deflation(vectors, values[:count], float(values[count]))
 
     def _step_size(self) -> float:
-        """One over the largest eigenvalue that is left, plus the noise of single points that momentum amplifies.
+        """One over the largest eigenvalue of a batch: that of all points, plus β/b for the noise of b single points.
 
-        Gradient descent is stable up to twice that without noise. With batches of b points, the noise adds β/b, where β
-        is the largest eigenvalue of a single point, and steps that momentum repeats 1/(1 - m) times add as many.
+        β is the largest eigenvalue of a single point.
         """
         whole = self._largest(self.jacobian.on(self._some(self.sample)), _POWERS)
         singles = [self._largest(self.jacobian.on(row[None]), 5) for row in self._some(_SINGLE)]
-        total = whole + max(singles) / (self.batch * (1 - MOMENTUM))
+        total = whole + max(singles) / self.batch
         if not math.isfinite(total):
             raise ModelError("Products with the Jacobian are not finite; check the weights, or pass rounded=None.")
         return 1 / total if total > 0 else 0.0
@@ -317,15 +342,18 @@ class _Run:
         with Bar("tangent model", total=epochs) as bar:
             while now.done < epochs and now.reached > tolerance and now.halved <= _HALVINGS:
                 begun.copy_(now.v)
-                loss = self._epoch(now.v, now.speed, now.step) / first
+                loss = self._epoch(now) / first
                 now.reached, residual = math.inf, None
                 if not loss <= _LARGER * now.least:
                     self._undo(now, loss, first)
                     continue
+                if loss > _LARGE * now.least:
+                    now.ahead.copy_(now.v)
+                    now.gain = 0.0
                 if loss <= now.least:
                     now.best, begun, now.least, now.mark = begun, now.best, loss, now.time
                 now.done += 1
-                now.time += self.jacobian.n // self.batch * now.step / (1 - MOMENTUM)
+                now.time += self.jacobian.n // self.batch * now.step
                 if loss <= tolerance:
                     now.reached, residual = self._measured(now.v, first)
                 bar.reach(now.done)
@@ -344,17 +372,18 @@ class _Run:
         return now, residual
 
     def _undo(self, now: _State, loss: float, first: float) -> None:
-        """Go back to where the best epoch began, without momentum, and with half of the step size if it was too long.
+        """Go back to where the best epoch began, and take half of the step size if it was too long.
 
-        With a step size that is stable, the loss stays below that at the last start without momentum: an oscillator
-        with friction does not gain energy. A loss that has fallen to half of it is progress.
+        With a step size that is stable, the loss stays below that at the last beginning: an oscillator with friction
+        does not gain energy. A loss that has fallen to half of it is progress.
         """
         missed = self.right - self.jacobian.matvec(now.best).double()
         measured = float(missed.square().mean()) / first
         if not (loss <= now.rest and measured <= now.rest / 2):
             now.halved, now.step = now.halved + 1, now.step / 2
         now.v.copy_(now.best)
-        now.speed.zero_()
+        now.ahead.copy_(now.best)
+        now.gain = 0.0
         now.least = now.rest = measured
         now.time = now.mark
 
@@ -370,14 +399,21 @@ class _Run:
         jacobian = self._problem.jacobian
         return float(jacobian.rmatvec(self.right.to(jacobian.dtype)).double().norm())
 
-    def _epoch(self, v: Tensor, speed: Tensor, step: float) -> float:
-        """Take one step per batch in place, and return the mean loss before each step; points that remain are left."""
+    def _epoch(self, now: _State) -> float:
+        """Take one step per batch, and return the mean loss before each step; points that remain are left.
+
+        v is where steps of the safe length lead, `ahead` where longer and longer ones do, of which the noise of batches
+        would not let v take any. Between two steps, v is drawn to `ahead`, by as much as keeps both convergent.
+        """
         n, k, b, total = self.jacobian.n, self.jacobian.k, self.batch, 0.0
-        right = self.right.view(n, k)
-        for rows in self._some(n)[: n - n % b].view(-1, b):
+        count, right = n // b, self.right.view(n, k)
+        for rows in self._some(n)[: count * b].view(count, b):
+            now.gain, pull = accelerated(now.gain, count)
+            now.v.lerp_(now.ahead, pull)
             part = self.jacobian.on(rows)
-            missed = right[rows].flatten() - part.matvec(v).double()
+            missed = right[rows].flatten() - part.matvec(now.v).double()
             total += float(missed.square().mean())
-            speed.mul_(MOMENTUM).add_(self.deflate(part.rmatvec(missed.to(v.dtype))), alpha=1 / b)
-            v.add_(speed, alpha=step)
-        return total / (n // b)
+            gradient = self.deflate(part.rmatvec(missed.to(now.v.dtype)))
+            now.v.add_(gradient, alpha=now.step / b)
+            now.ahead.add_(gradient, alpha=now.step * now.gain / b)
+        return total / count

@@ -433,10 +433,10 @@ class TangentSolution:
     the rounding error of a product."""
     _krylov: Krylov | None
     pace: float | None = None
-    """The time of the gradient flow that a pass of `tangent_sgd` takes, on average; `None` for `tangent_solve`.
+    """The sum of the step sizes of a pass of `tangent_sgd`, on average; `None` for `tangent_solve`.
 
-    Up to the noise of batches, its result is that of the flow at `pace` times the passes, apart from the largest
-    eigenvalues.
+    It is the time of the gradient flow that a pass would take without acceleration. Up to the noise of batches, and
+    apart from the largest eigenvalues, t accelerated passes reach about the time `pace`·t²/2.
     """
 
     @property
