@@ -68,16 +68,15 @@ def long_tail(points: int, seed: int) -> tuple[nn.Module, Tensor, Tensor]:
     return nn.Linear(2 * points, 1, bias=False, dtype=torch.float64), x, target
 
 
-@pytest.mark.parametrize("batch", [5, 40])
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize(("batch", "seed"), [(5, 0), (20, 0), (20, 1), (20, 2)])
 def test_acceleration_does_three_times_as_much_in_as_many_passes(
     batch: int, seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    model, x, y = long_tail(400, seed)
+    model, x, y = long_tail(200, seed)
     options: dict[str, Any] = {"tolerance": 0.0, "batch": batch, "deflated": 5}
-    found = ls.tangent_sgd(model, x, y, epochs=20, **options)
+    found = ls.tangent_sgd(model, x, y, epochs=16, **options)
     monkeypatch.setattr(sgd, "accelerated", lambda gain, count: (1.0, 1.0))  # plain steps
-    assert found.loss < ls.tangent_sgd(model, x, y, epochs=60, **options).loss
+    assert found.loss < ls.tangent_sgd(model, x, y, epochs=48, **options).loss
 
 
 @given(count=st.integers(1, 1000), steps=st.integers(1, 200))

@@ -73,7 +73,7 @@ class Setting:
 SETTINGS = {
     "VGG-11 on CIFAR-10": Setting(VGG11, lambda: cifar10.images("train"), 100, 120, 2000, 1000, 250, 40),
     "small VGG on digits": Setting(
-        (12, "pool", 24, "pool", 48, 48, "pool"), lambda: digits.images(seed=0)[:128], 20, 40, 128, 128, 16, 12
+        (12, "pool", 24, "pool", 48, 48, "pool"), lambda: digits.images(seed=0)[:128], 16, 32, 128, 128, 16, 8
     ),
 }
 
