@@ -65,8 +65,8 @@ def main(
             other = time.perf_counter() - before
             test = accuracy(descent.predict(unseen.normalised(), batch=batch), unseen.labels)
         print(
-            f"tangent_sgd: {epochs} passes, {other:.1f} s, residual {descent.residual:.1e}, flow time"
-            f" {epochs * (descent.pace or 0.0):.0f}"
+            f"tangent_sgd: {epochs} passes, {other:.1f} s, residual {descent.residual:.1e}, flow time about"
+            f" {epochs**2 / 2 * (descent.pace or 0.0):.0f}"
         )
         print(f"  training accuracy {accuracy(descent.outputs, y):.2f} %, test accuracy {test:.2f} %")
     if peer:
