@@ -18,6 +18,7 @@ from contextlib import nullcontext
 from dataclasses import dataclass, fields
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 import torch
 from jaxtyping import Float
@@ -33,6 +34,7 @@ from lazyscope.linalg.krylov import Krylov
 from lazyscope.model.base import Model
 from lazyscope.model.inputs import check_samples, flatten
 from lazyscope.progress import Bar
+from lazyscope.solve.deflation import Deflation
 from lazyscope.solve.identity import identity
 from lazyscope.solve.products import Products
 from lazyscope.solve.tangent import Problem, TangentSolution, posed
@@ -46,12 +48,10 @@ _SINGLE = 32
 _CHECKED = 50
 """The number of points on which both ways of computing products are compared, in full precision."""
 
-_ENTRIES = 1 << 14
-"""The number of entries of a part of an inner product."""
-
-_TURNS = 4
+ACCELERATION = 4.0
 """How much faster the acceleration is than that for batches chosen at random, which allows for more noise than batches
-have that are shuffled and used once a pass. On a tangent kernel of CIFAR-10, 10 still converges, and 40 diverges."""
+have that are shuffled and used once a pass. On a tangent kernel of CIFAR-10, 10 still converges, and 40 diverges; on
+random problems, 6 overshoots."""
 
 _LARGE = 2.0
 """After an epoch whose loss is this many times that of the best one, acceleration begins anew: either it has overshot,
@@ -77,9 +77,10 @@ def tangent_sgd(
     batch: int = 128,
     deflated: int = 24,
     sample: int | None = None,
+    acceleration: float = ACCELERATION,
     rounded: torch.dtype | None = None,
     seed: int = 0,
-    watch: Callable[[int, Params], None] | None = None,
+    watch: Callable[[int, Params], float | None] | None = None,
     checkpoint: Path | str | None = None,
     every: int = 1,
 ) -> TangentSolution:
@@ -110,13 +111,18 @@ def tangent_sgd(
         deflated: The number of eigenvectors along which the gradient is divided. Each takes the memory of the model.
         sample: The number of points from which they are computed, with twice as many products. `None` uses a tenth of
             the points, and at least 500.
+        acceleration: How fast steps become longer, at least 1. Passes are as many as one over its square root. Batches
+            that resemble each other, such as hundreds of images, allow twice the default; larger values overshoot.
         rounded: A dtype of lower precision in which products are computed, as in `tangent_solve`; eigenvectors are then
             stored in bfloat16. `None` uses the dtype of the model.
         seed: The seed of the samples and of the order of points.
-        watch: A function that is called after each epoch with its number and the displacement v by parameter name.
+        watch: A function that is called after each epoch with its number and the displacement v by parameter name. If
+            it returns numbers, such as the accuracy on points that are not fitted, the result is the displacement with
+            the largest number, rather than the last one. It may return `None` after some of the epochs.
         checkpoint: A file in which the iteration is stored every `every` epochs. If it exists, the iteration continues
-            from it, with the same result to the last bit if products are deterministic. The eigenvectors are not
-            stored but computed again. `epochs` and `tolerance` may change.
+            from it, with the same result up to rounding. A displacement is stored as the weights of the outputs of
+            which it is the gradient, so that the file takes a few numbers for each output of each point, however large
+            the model is. The eigenvectors are computed again. `epochs` and `tolerance` may change.
         every: The number of epochs between two checkpoints.
 
     Returns:
@@ -138,6 +144,8 @@ def tangent_sgd(
             f"epochs={epochs}, batch={batch}, every={every} and sample={sample} must be positive, deflated={deflated}"
             f" at least 0, and tolerance={tolerance} at least 0 and below 1; pass such numbers."
         )
+    if not 1 <= acceleration < math.inf:
+        raise InputError(f"acceleration={acceleration} is not a finite number that is at least 1; pass one.")
     if isinstance(x, DataLoader):
         raise InputError("Random batches cannot be taken from a DataLoader; pass the inputs, or use tangent_solve.")
     check_samples(x)
@@ -149,45 +157,76 @@ def tangent_sgd(
     n = problem.jacobian.n
     sample = min(max(500, n // 10) if sample is None else sample, n)
     options = {"batch": batch, "deflated": deflated, "sample": sample, "rounded": str(rounded), "seed": seed}
+    options["acceleration"] = acceleration
     with nullcontext() if checkpoint is None else Checkpoint(checkpoint, every=every) as file:
         stored = None if file is None else _Stored(file, problem, options)
         state = None if stored is None else stored.load()
-        run = _Run(problem, min(batch, n), deflated, sample, torch.Generator().manual_seed(seed))
-        now, residual = run.descend(run.fresh() if state is None else state, epochs, tolerance, watch, stored)
+        run = _Run(problem, min(batch, n), deflated, sample, acceleration, torch.Generator().manual_seed(seed))
+        now = run.fresh() if state is None else run.restored(state)
+        end, residual = run.descend(now, epochs, tolerance, watch, None if stored is None else stored.save)
     pace = now.time / now.done if now.done else 0.0
-    return TangentSolution(problem, now.v.double(), residual, now.done, now.reached <= tolerance, None, pace)
+    return TangentSolution(problem, end.v.double(), residual, now.done, now.reached <= tolerance, None, pace)
 
 
-def accelerated(gain: float, count: int) -> tuple[float, float]:
+def accelerated(gain: float, count: int, acceleration: float = ACCELERATION) -> tuple[float, float]:
     """Compute the next step of the acceleration, without a bound on the smallest eigenvalue.
 
     Args:
         gain: The length of the last long step, in units of a short one; 0 at the beginning.
         count: The number of batches of a pass.
+        acceleration: How fast steps become longer.
 
     Returns:
         The length γ of the next long step, with γ² - γ/turns = gain², and how far the point of short steps is drawn to
         that of long ones before it.
     """
-    turns = 1 + (count - 1) / _TURNS
+    turns = 1 + (count - 1) / acceleration
     longer = (1 / turns + math.sqrt(1 / turns**2 + 4 * gain**2)) / 2
     return longer, 1 / (longer * turns)
+
+
+@dataclass
+class _Point:
+    """A displacement v, and the weights of outputs of which it is the gradient Jᵀw, apart from the eigenvectors."""
+
+    v: Tensor
+    weights: Float[Tensor, "n k"]
+
+    def clone(self) -> _Point:
+        return _Point(self.v.clone(), self.weights.clone())
+
+    def copy_(self, other: _Point) -> None:
+        self.v.copy_(other.v)
+        self.weights.copy_(other.weights)
+
+    def lerp_(self, other: _Point, part: float) -> None:
+        """Draw it to another one."""
+        self.v.lerp_(other.v, part)
+        self.weights.lerp_(other.weights, part)
+
+    def step_(self, gradient: Tensor, rows: Tensor, missed: Tensor, length: float) -> None:
+        """Add a gradient, which is deflated, of weights of the outputs of some points."""
+        self.v.add_(gradient, alpha=length)
+        self.weights[rows] += length * missed
 
 
 @dataclass
 class _State:
     """The iteration between two epochs. Losses are relative to that at v = 0."""
 
-    v: Tensor
-    ahead: Tensor
+    at: _Point
+    ahead: _Point
     """The displacement of long steps, to which v is drawn before each step."""
-    best: Tensor
+    best: _Point
     """Where the epoch with the least loss began."""
     random: Tensor
     """The state of the random generator."""
     sizes: dict[str, float]
     """The factors of products in low precision."""
     step: float
+    chosen: _Point | None = None
+    """The displacement with the largest score, if there are scores."""
+    score: float = -math.inf
     gain: float = 0.0
     """The length of the steps of `ahead` in units of those of v; 0 where acceleration begins."""
     least: float = 1.0
@@ -195,7 +234,7 @@ class _State:
     rest: float = 1.0
     """The loss where the iteration last began, or to which it returned."""
     reached: float = math.inf
-    """The loss at v, where it has been computed."""
+    """The loss at the result, where it has been computed."""
     done: int = 0
     halved: int = 0
     time: float = 0.0
@@ -208,15 +247,14 @@ class _Stored:
     """The iteration in a file, with a checksum of the problem and of the options."""
 
     def __init__(self, checkpoint: Checkpoint, problem: Problem, options: dict[str, object]) -> None:
-        self._checkpoint, self._device = checkpoint, problem.jacobian.device
+        self._checkpoint = checkpoint
         self._name = identity(problem.jacobian, problem.target, (problem.centred, *options.items()))
 
-    def save(self, now: _State) -> None:
-        if now.done % self._checkpoint.every == 0:
-            shallow = {field.name: getattr(now, field.name) for field in fields(now)}
-            self._checkpoint.save({"name": self._name, **shallow})
+    def save(self, done: int, state: Callable[[], dict[str, Any]]) -> None:
+        if done % self._checkpoint.every == 0:
+            self._checkpoint.save({"name": self._name, **state()})
 
-    def load(self) -> _State | None:
+    def load(self) -> dict[str, Any] | None:
         state = self._checkpoint.load()
         if state is None:
             return None
@@ -225,42 +263,23 @@ class _Stored:
                 f"The checkpoint {self._checkpoint.path} belongs to another model, to other data or to other options;"
                 " pass another file, or delete it."
             )
-        moved = {name: state[name].to(self._device) for name in ("v", "ahead", "best")}
-        return _State(**{**state, **moved})
-
-
-class _Deflation:
-    """The map g ↦ g - Σ (1 - τ/λ) (e·g) e over the eigenvectors e with eigenvalues λ > τ."""
-
-    def __init__(self, vectors: Tensor, values: Tensor, floor: float) -> None:
-        self._vectors, self._parts = vectors, (1 - floor / values).to(vectors.device)
-
-    def __call__(self, g: Float[Tensor, " p"]) -> Float[Tensor, " p"]:
-        if not len(self._vectors):
-            return g
-        along = self._parts * _coefficients(self._vectors, g.to(self._vectors.dtype)).to(self._parts)
-        high = along.to(self._vectors.dtype)  # and what rounding it to the precision of the vectors leaves
-        both = torch.stack([high, (along - high.to(along.dtype)).to(high.dtype)])
-        return g - (both @ self._vectors).to(g.dtype).sum(0)
-
-
-def _coefficients(vectors: Float[Tensor, "m p"], g: Float[Tensor, " p"]) -> Float[Tensor, " m"]:
-    """Compute the inner products with g in float64, from sums over parts of g.
-
-    A product of few rows with a vector of 10⁹ entries would use a small part of a GPU, and round its result.
-    """
-    each = min(_ENTRIES, vectors.shape[1])
-    count = vectors.shape[1] // each
-    whole, rest = vectors[:, : count * each], vectors[:, count * each :]
-    parts = torch.bmm(whole.unflatten(1, (count, each)).transpose(0, 1), g[: count * each].view(count, each, 1))
-    return parts[..., 0].double().sum(0) + (rest @ g[count * each :]).double()
+        return state
 
 
 class _Run:
     """The problem with what the steps need: products of batches, the deflation, and the step size."""
 
-    def __init__(self, problem: Problem, batch: int, deflated: int, sample: int, random: torch.Generator) -> None:
+    def __init__(
+        self,
+        problem: Problem,
+        batch: int,
+        deflated: int,
+        sample: int,
+        acceleration: float,
+        random: torch.Generator,
+    ) -> None:
         self._problem, self.jacobian, self.batch, self._random = problem, problem.fast(), batch, random
+        self._acceleration = acceleration
         self._named, self.right = problem.jacobian.named, problem.target - problem.start
         self.sample = sample
         self.deflate = self._deflation(deflated, problem.rounded)
@@ -268,8 +287,26 @@ class _Run:
     def fresh(self) -> _State:
         """The iteration at v = 0."""
         v = torch.zeros(self.jacobian.shape[1], dtype=self.jacobian.dtype, device=self.jacobian.device)
-        step = self._step_size()
-        return _State(v, v.clone(), v.clone(), self._random.get_state(), self.jacobian._sizes, step)
+        zero, step = _Point(v, v.new_zeros(self.jacobian.n, self.jacobian.k)), self._step_size()
+        return _State(zero, zero.clone(), zero.clone(), self._random.get_state(), self.jacobian._sizes, step)
+
+    def stored(self, now: _State) -> dict[str, Any]:
+        """Return what `restored` needs: of a displacement, the weights and its parts along the eigenvectors."""
+        state = {field.name: getattr(now, field.name) for field in fields(now)}
+        points = {name: point for name, point in state.items() if isinstance(point, _Point)}
+        random = {"random": self._random.get_state(), "sizes": self.jacobian._sizes}
+        return {**state, **{n: [p.weights, self.deflate.along(p.v)] for n, p in points.items()}, **random}
+
+    def restored(self, state: dict[str, Any]) -> _State:
+        """Compute the displacements of a stored iteration again."""
+        self.jacobian._sizes.update(state["sizes"])
+        points = {name: self._point(*pair) for name, pair in state.items() if isinstance(pair, list)}
+        return _State(**{**state, **points})
+
+    def _point(self, weights: Tensor, along: Tensor) -> _Point:
+        weights = weights.to(self.jacobian.device)
+        v = self.deflate.replaced(self.jacobian.rmatvec(weights.flatten()), along.to(weights.device))
+        return _Point(v, weights)
 
     def _some(self, count: int) -> Tensor:
         """Choose points at random."""
@@ -280,7 +317,7 @@ class _Run:
         noise = torch.randn(length, dtype=torch.float64, generator=self._random)
         return noise.to(self.jacobian.device, self.jacobian.dtype)
 
-    def _deflation(self, count: int, rounded: torch.dtype | None) -> _Deflation:
+    def _deflation(self, count: int, rounded: torch.dtype | None) -> Deflation:
         """Compute the largest eigenvectors of a sample, in a Krylov space of twice the dimension."""
         part = self.jacobian.on(self._some(self.sample))
         stored = self.jacobian.dtype if rounded is None else torch.bfloat16  # entries may be too small for float16
@@ -296,11 +333,11 @@ class _Run:
         values = found.sizes.square() / part.n
         count = min(count, int((values > 0).sum()) - 1) if len(values) else 0
         if count < 1:
-            return _Deflation(torch.zeros(0, part.shape[1], dtype=stored, device=part.device), values[:0], 0.0)
+            return Deflation(torch.zeros(0, part.shape[1], dtype=stored, device=part.device), values[:0], 0.0)
         vectors = torch.empty(count, part.shape[1], dtype=stored, device=part.device)
         for k in range(count):
             vectors[k] = space.combine(found.right[k])
-        return _Deflation(vectors, values[:count], float(values[count]))
+        return Deflation(vectors, values[:count], float(values[count]))
 
     def _step_size(self) -> float:
         """One over the largest eigenvalue of a batch: that of all points, plus β/b for the noise of b single points.
@@ -330,46 +367,49 @@ class _Run:
         now: _State,
         epochs: int,
         tolerance: float,
-        watch: Callable[[int, Params], None] | None,
-        stored: _Stored | None,
-    ) -> tuple[_State, float]:
-        """Run the epochs, undo those that make the loss grow, and return the end with its relative gradient."""
+        watch: Callable[[int, Params], float | None] | None,
+        save: Callable[[int, Callable[[], dict[str, Any]]], None] | None,
+    ) -> tuple[_Point, float]:
+        """Run the epochs, undo those that make the loss grow, and return the result with its relative gradient."""
         self._random.set_state(now.random)
         self.jacobian._sizes.update(now.sizes)
-        first, begun, residual = float(self.right.square().mean()), torch.empty_like(now.v), None
+        first, begun, residual = float(self.right.square().mean()), now.at.clone(), None
         if first == 0:
             now.reached = 0.0
         with Bar("tangent model", total=epochs) as bar:
             while now.done < epochs and now.reached > tolerance and now.halved <= _HALVINGS:
-                begun.copy_(now.v)
+                begun.copy_(now.at)
                 loss = self._epoch(now) / first
                 now.reached, residual = math.inf, None
                 if not loss <= _LARGER * now.least:
                     self._undo(now, loss, first)
                     continue
                 if loss > _LARGE * now.least:
-                    now.ahead.copy_(now.v)
+                    now.ahead.copy_(now.at)
                     now.gain = 0.0
                 if loss <= now.least:
                     now.best, begun, now.least, now.mark = begun, now.best, loss, now.time
                 now.done += 1
                 now.time += self.jacobian.n // self.batch * now.step
                 if loss <= tolerance:
-                    now.reached, residual = self._measured(now.v, first)
+                    now.reached, residual = self._measured(now.at, first)
                 bar.reach(now.done)
                 if watch is not None:
-                    watch(now.done, self._named(now.v.double()))
-                if stored is not None:
-                    now.random, now.sizes = self._random.get_state(), self.jacobian._sizes
-                    stored.save(now)
-        if now.halved > _HALVINGS and not bool(now.best.any()):
+                    _choose(now, watch(now.done, self._named(now.at.v.double())))
+                if save is not None:
+                    save(now.done, lambda: self.stored(now))
+        if now.halved > _HALVINGS and not bool(now.best.v.any()):
             raise ModelError("No step size makes the loss fall; use tangent_solve, or pass rounded=None.")
+        if now.chosen is not None:
+            now.reached, residual = self._measured(now.chosen, first)
+            return now.chosen, residual
         if residual is None:
-            now.reached, residual = self._measured(now.v, first)
-        if not now.reached <= _LARGER * now.least:  # the last epoch is undone, too
-            now.v, now.time = now.best, now.mark
-            now.reached, residual = self._measured(now.v, first)
-        return now, residual
+            now.reached, residual = self._measured(now.at, first)
+        if now.reached <= _LARGER * now.least:
+            return now.at, residual
+        now.time = now.mark  # the last epoch is undone, too
+        now.reached, residual = self._measured(now.best, first)
+        return now.best, residual
 
     def _undo(self, now: _State, loss: float, first: float) -> None:
         """Go back to where the best epoch began, and take half of the step size if it was too long.
@@ -377,19 +417,19 @@ class _Run:
         With a step size that is stable, the loss stays below that at the last beginning: an oscillator with friction
         does not gain energy. A loss that has fallen to half of it is progress.
         """
-        missed = self.right - self.jacobian.matvec(now.best).double()
+        missed = self.right - self.jacobian.matvec(now.best.v).double()
         measured = float(missed.square().mean()) / first
         if not (loss <= now.rest and measured <= now.rest / 2):
             now.halved, now.step = now.halved + 1, now.step / 2
-        now.v.copy_(now.best)
+        now.at.copy_(now.best)
         now.ahead.copy_(now.best)
         now.gain = 0.0
         now.least = now.rest = measured
         now.time = now.mark
 
-    def _measured(self, v: Tensor, first: float) -> tuple[float, float]:
-        """Compute the loss at v and the norm of its gradient, relative to those at v = 0."""
-        missed, gradient = self._problem.left(v.double())
+    def _measured(self, point: _Point, first: float) -> tuple[float, float]:
+        """Compute the loss at a displacement and the norm of its gradient, relative to those at v = 0."""
+        missed, gradient = self._problem.left(point.v.double())
         loss = float(missed.square().mean()) / first if first > 0 else 0.0
         return loss, float(gradient.norm()) / self._steepest if self._steepest > 0 else 0.0
 
@@ -408,12 +448,23 @@ class _Run:
         n, k, b, total = self.jacobian.n, self.jacobian.k, self.batch, 0.0
         count, right = n // b, self.right.view(n, k)
         for rows in self._some(n)[: count * b].view(count, b):
-            now.gain, pull = accelerated(now.gain, count)
-            now.v.lerp_(now.ahead, pull)
+            now.gain, pull = accelerated(now.gain, count, self._acceleration)
+            now.at.lerp_(now.ahead, pull)
             part = self.jacobian.on(rows)
-            missed = right[rows].flatten() - part.matvec(now.v).double()
+            missed = right[rows].flatten() - part.matvec(now.at.v).double()
             total += float(missed.square().mean())
-            gradient = self.deflate(part.rmatvec(missed.to(now.v.dtype)))
-            now.v.add_(gradient, alpha=now.step / b)
-            now.ahead.add_(gradient, alpha=now.step * now.gain / b)
+            missed = missed.to(now.at.v.dtype)
+            gradient, weights = self.deflate(part.rmatvec(missed)), missed.view(b, k)
+            now.at.step_(gradient, rows, weights, now.step / b)
+            now.ahead.step_(gradient, rows, weights, now.step * now.gain / b)
         return total / count
+
+
+def _choose(now: _State, score: float | None) -> None:
+    """Keep a displacement if its score is the largest one."""
+    if score is not None and score > now.score:
+        now.score = float(score)
+        if now.chosen is None:
+            now.chosen = now.at.clone()
+        else:
+            now.chosen.copy_(now.at)
