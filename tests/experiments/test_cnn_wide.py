@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import json
+import time
 from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
 from lazyscope.data import digits
+from lazyscope.experiments import cnn_wide
 from lazyscope.experiments.cnn_wide import CODED, SETTINGS, SIDE, SOURCE, claims, figure, grid, trial
 from lazyscope.lab.experiment import Params, Result, Trial, Trials
+from lazyscope.lab.scratch import lent
 from lazyscope.lab.style import style
 from lazyscope.model.resnet import resnet18
 from lazyscope.model.vgg import vgg11
@@ -145,3 +151,31 @@ def test_the_pass_that_is_best_for_held_out_images_is_chosen(deflated: int, monk
     assert result["half_accuracy"] == test[int(held[at <= 6].argmax())]
     assert held[-1] > held[0]
     assert float(result["train_accuracy"]) > 0.2
+
+
+def test_a_trial_that_is_interrupted_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(SETTINGS, "digits", replace(SETTINGS["digits"], deflated=2, batch=64, probe=64))
+    point: Params = {"setting": "digits", "row": "linearised VGG", "width": 1, "passes": 6}
+    (whole,) = trial([point], CPU)
+    real, calls = cnn_wide._accuracy, 0
+
+    def interrupted(*given: Any) -> float:
+        nonlocal calls
+        calls += 1
+        if calls == 8:  # at the fourth look
+            raise KeyboardInterrupt
+        return real(*given)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(cnn_wide, "_accuracy", interrupted)
+        with pytest.raises(KeyboardInterrupt), lent(tmp_path / "a.scratch", {}):
+            trial([point], CPU)
+    before = json.loads((tmp_path / "a.scratch" / "looks.json").read_text())
+    assert [done for done, _ in before["found"]] == [1, 2, 3]
+    began = time.perf_counter()
+    with lent(tmp_path / "a.scratch", {}):
+        (resumed,) = trial([point], CPU)
+    assert before["seconds"] < float(resumed["device_seconds"]) < before["seconds"] + time.perf_counter() - began
+    for name in ("pass_count", "pass_held_accuracy", "pass_test_accuracy"):
+        assert np.allclose(resumed[name], whole[name], atol=0.01)
+    assert resumed["train_accuracy"] == pytest.approx(whole["train_accuracy"], abs=0.01)

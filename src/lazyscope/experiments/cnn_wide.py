@@ -12,10 +12,12 @@ Longer than 350 lines because the table has four kinds of rows.
 
 from __future__ import annotations
 
+import json
 import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -36,8 +38,9 @@ from lazyscope.data.layout import laid_out
 from lazyscope.diagnose.activations import activation_stability
 from lazyscope.flow.precision import BF16, FLOAT32, TF32, Precision
 from lazyscope.flow.training import Recipe, compiled, eager, evaluate, one_cycle, peak_memory, train
+from lazyscope.lab import disk
 from lazyscope.lab.experiment import Claim, Experiment, Params, Result, Trial, Trials
-from lazyscope.lab.scratch import checkpoint
+from lazyscope.lab.scratch import checkpoint, scratch
 from lazyscope.lab.style import BLACK, BLUE, GREEN, ORANGE, SKY, panels
 from lazyscope.model.base import Model
 from lazyscope.model.initialise import xavier_
@@ -152,7 +155,7 @@ SETTINGS = {
         flips=True,
         precision=BF16,
         rounded=torch.float16,  # bfloat16 cost three points at width 1
-        batch=500,
+        batch=250,
         deflated=24,
         sample=2000,
         size=1000,
@@ -193,13 +196,18 @@ SETTINGS = {
 }
 
 
+ACCELERATION = 8.0
+"""How fast steps become longer, twice as fast as by default. In the tangent kernel of a VGG of width 1/4 on 10 000
+images, the best test accuracy is the same (44.7 %), after fewer passes; from 16 on it is lower."""
+
+
 ROWS: dict[str, list[Params]] = {
     # The recipes of standard nets were chosen from runs of width 1 and 2, of which lr 0.2 diverged (VGG).
     "paper": [
-        {"row": "linearised ResNet", "width": 1, "passes": 64},
-        {"row": "linearised ResNet", "width": 7, "passes": 32},
-        {"row": "linearised VGG", "width": 1, "passes": 64},
-        {"row": "linearised VGG", "width": 8, "passes": 40},
+        {"row": "linearised ResNet", "width": 1, "passes": 32},
+        {"row": "linearised ResNet", "width": 7, "passes": 64},
+        {"row": "linearised VGG", "width": 1, "passes": 32},
+        {"row": "linearised VGG", "width": 8, "passes": 80},
         {"row": "scattering features"},
         {"row": "random features"},
         {"row": "standard VGG", "width": 8, "epochs": 30, "batch": 128, "lr": 0.05},
@@ -244,7 +252,7 @@ def _linearised(point: Params, device: torch.device) -> Result:
     seen, unseen = (side.to(device) for side in setting.images())
     fitted, held = seen[: len(seen) - setting.held], seen[len(seen) - setting.held :]
     model = Model(_net(setting, point)).to(device)
-    began, passes = time.perf_counter(), int(point["passes"])
+    passes = int(point["passes"])
 
     few = JacobianOperator(model, laid_out(held[:FEW].normalised()), batch=FEW)
     automatic = Products(few).automatic  # checked once, on a few images, since the check is in full precision
@@ -253,31 +261,25 @@ def _linearised(point: Params, device: torch.device) -> Result:
         return Products(JacobianOperator(model, laid_out(images.normalised()), batch=setting.size), automatic=automatic)
 
     sides = [(jacobian(side), side.labels) for side in (held, unseen)]
-    curve: list[tuple[int, float, float]] = []
-    chosen: dict[str, Tensor] = {}
-
-    def watch(done: int, v: Tangent) -> None:
-        if done not in _looks(passes):
-            return
-        hits = [_accuracy(side, labels, v) for side, labels in sides]
-        if not curve or hits[0] > max(row[1] for row in curve):
-            chosen.update({name: each.clone() for name, each in v.items()})
-        curve.append((done, hits[0], hits[1]))
-
+    log = _Log(lambda v: [_accuracy(side, labels, v) for side, labels in sides], passes, scratch())
     data = laid_out(fitted.normalised()), fitted.labels
     options: dict[str, Any] = {"centred": True, "batch": setting.batch, "rounded": setting.rounded}
     with TF32.settings():
         if setting.deflated:
-            options |= {"deflated": setting.deflated, "sample": setting.sample}
-            solution = tangent_sgd(model, *data, epochs=passes, tolerance=0.0, watch=watch, **options)
+            options |= {"deflated": setting.deflated, "sample": setting.sample, "acceleration": ACCELERATION}
+            file = None if log.folder is None else log.folder / "tangent.pt"
+            solution = tangent_sgd(
+                model, *data, epochs=passes, tolerance=0.0, watch=log.watch, checkpoint=file, **options
+            )
+            chosen = solution.v
         else:
             solution = tangent_solve(model, *data, iterations=passes, tolerance=0.0, **options)
-            for done in sorted(_looks(passes)):
-                watch(done, solution.flow([math.inf], iterations=done).v[0])
-        solved = time.perf_counter() - began
+            found = {done: solution.flow([math.inf], iterations=done).v[0] for done in sorted(_looks(passes))}
+            scores = {done: log.watch(done, v) or 0.0 for done, v in found.items()}
+            chosen = found[max(scores, key=lambda done: scores[done])]
         train = _accuracy(jacobian(fitted), fitted.labels, chosen)
         stability = activation_stability(model, unseen[: setting.probe].normalised(), chosen, ALPHA, size=50)
-    at, held_accuracy, test_accuracy = (np.array(column) for column in zip(*curve, strict=True))
+    at, held_accuracy, test_accuracy = log.columns()
     best, half = int(held_accuracy.argmax()), int(held_accuracy[at <= passes // 2].argmax())
     return {
         "status": "horizon",
@@ -291,10 +293,38 @@ def _linearised(point: Params, device: torch.device) -> Result:
         "test_accuracy": test_accuracy[best],
         "half_accuracy": test_accuracy[half],
         "stability": stability.mean,
-        "device_seconds": solved,
-        "images_per_second": len(fitted) * passes / solved,
+        "device_seconds": log.seconds,
+        "images_per_second": len(fitted) * passes / log.seconds,
         "peak_memory": peak_memory(device),
     }
+
+
+class _Log:
+    """The accuracies along a fit and the time that it took, which are stored beside its checkpoint."""
+
+    def __init__(self, measure: Callable[[Tangent], list[float]], passes: int, folder: Path | None) -> None:
+        self.folder, self._measure, self._looks = folder, measure, _looks(passes)
+        self._file = None if folder is None else folder / "looks.json"
+        self._began, self.seconds = time.perf_counter(), 0.0
+        stored = {} if self._file is None or not self._file.exists() else json.loads(self._file.read_text("utf-8"))
+        self._before = float(stored.get("seconds", 0.0))
+        self._found: dict[int, list[float]] = {int(done): hits for done, hits in stored.get("found", [])}
+
+    def columns(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """The numbers of passes, and the accuracies on held-out and on test images."""
+        passes = sorted(self._found)
+        held, test = np.array([self._found[done] for done in passes]).T
+        return np.array(passes), held, test
+
+    def watch(self, done: int, v: Tangent) -> float | None:
+        """Measure the accuracies after some of the passes, and return that on held-out images."""
+        if done in self._looks:
+            self._found[done] = self._measure(v)
+        self.seconds = self._before + time.perf_counter() - self._began
+        if self._file is not None:
+            state = {"seconds": self.seconds, "found": list(self._found.items())}
+            disk.write(self._file, json.dumps(state).encode())
+        return self._found[done][0] if done in self._looks else None
 
 
 def _looks(passes: int) -> set[int]:
