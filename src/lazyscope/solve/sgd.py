@@ -111,8 +111,9 @@ def tangent_sgd(
         deflated: The number of eigenvectors along which the gradient is divided. Each takes the memory of the model.
         sample: The number of points from which they are computed, with twice as many products. `None` uses a tenth of
             the points, and at least 500.
-        acceleration: How fast steps become longer, at least 1. Passes are as many as one over its square root. Batches
-            that resemble each other, such as hundreds of images, allow twice the default; larger values overshoot.
+        acceleration: How fast steps become longer, at least 1. The number of passes falls like one over its root. If
+            batches resemble each other, as those of hundreds of images do, twice the default still converges. Values
+            that are too large overshoot.
         rounded: A dtype of lower precision in which products are computed, as in `tangent_solve`; eigenvectors are then
             stored in bfloat16. `None` uses the dtype of the model.
         seed: The seed of the samples and of the order of points.

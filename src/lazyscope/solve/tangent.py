@@ -436,7 +436,8 @@ class TangentSolution:
     """The sum of the step sizes of a pass of `tangent_sgd`, on average; `None` for `tangent_solve`.
 
     It is the time of the gradient flow that a pass would take without acceleration. Up to the noise of batches, and
-    apart from the largest eigenvalues, t accelerated passes reach about the time `pace`·t²/2.
+    apart from the largest eigenvalues, t passes with the default acceleration reach about the time `pace`·t²/2, and
+    with another one a time in proportion to it.
     """
 
     @property
