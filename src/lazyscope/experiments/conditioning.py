@@ -38,8 +38,9 @@ from lazyscope.model.base import Model
 from lazyscope.model.jacobian import JacobianOperator
 from lazyscope.model.transform import Scaled
 from lazyscope.model.vgg import VGG11, vgg
+from lazyscope.solve.accelerated import accelerated
 from lazyscope.solve.products import Products
-from lazyscope.solve.sgd import accelerated, tangent_sgd
+from lazyscope.solve.sgd import tangent_sgd
 from lazyscope.tangent.kernel import tangent_kernel
 
 MOMENTUM = 0.9
