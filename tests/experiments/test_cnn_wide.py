@@ -153,7 +153,11 @@ def test_the_pass_that_is_best_for_held_out_images_is_chosen(deflated: int, monk
     assert float(result["train_accuracy"]) > 0.2
 
 
-def test_a_trial_that_is_interrupted_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("call", "seen"), [(8, [1, 2, 3]), (11, [1, 2, 3, 4, 6])])
+def test_a_trial_that_is_interrupted_goes_on(
+    call: int, seen: list[int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In the middle, where its fourth measurement is interrupted, or after the last pass."""
     monkeypatch.setitem(SETTINGS, "digits", replace(SETTINGS["digits"], deflated=2, batch=64, probe=64))
     point: Params = {"setting": "digits", "row": "linearised VGG", "width": 1, "passes": 6}
     (whole,) = trial([point], CPU)
@@ -162,7 +166,7 @@ def test_a_trial_that_is_interrupted_goes_on(tmp_path: Path, monkeypatch: pytest
     def interrupted(*given: Any) -> float:
         nonlocal calls
         calls += 1
-        if calls == 8:  # at the fourth look
+        if calls == call:
             raise KeyboardInterrupt
         return real(*given)
 
@@ -171,7 +175,7 @@ def test_a_trial_that_is_interrupted_goes_on(tmp_path: Path, monkeypatch: pytest
         with pytest.raises(KeyboardInterrupt), lent(tmp_path / "a.scratch", {}):
             trial([point], CPU)
     before = json.loads((tmp_path / "a.scratch" / "looks.json").read_text())
-    assert [done for done, _ in before["found"]] == [1, 2, 3]
+    assert [done for done, _ in before["found"]] == seen
     began = time.perf_counter()
     with lent(tmp_path / "a.scratch", {}):
         (resumed,) = trial([point], CPU)

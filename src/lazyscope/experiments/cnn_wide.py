@@ -277,6 +277,7 @@ def _linearised(point: Params, device: torch.device) -> Result:
             found = {done: solution.flow([math.inf], iterations=done).v[0] for done in sorted(_looks(passes))}
             scores = {done: log.watch(done, v) or 0.0 for done, v in found.items()}
             chosen = found[max(scores, key=lambda done: scores[done])]
+        seconds = log.seconds
         train = _accuracy(jacobian(fitted), fitted.labels, chosen)
         stability = activation_stability(model, unseen[: setting.probe].normalised(), chosen, ALPHA, size=50)
     at, held_accuracy, test_accuracy = log.columns()
@@ -293,8 +294,8 @@ def _linearised(point: Params, device: torch.device) -> Result:
         "test_accuracy": test_accuracy[best],
         "half_accuracy": test_accuracy[half],
         "stability": stability.mean,
-        "device_seconds": log.seconds,
-        "images_per_second": len(fitted) * passes / log.seconds,
+        "device_seconds": seconds,
+        "images_per_second": len(fitted) * passes / seconds,
         "peak_memory": peak_memory(device),
     }
 
@@ -305,10 +306,15 @@ class _Log:
     def __init__(self, measure: Callable[[Tangent], list[float]], passes: int, folder: Path | None) -> None:
         self.folder, self._measure, self._looks = folder, measure, _looks(passes)
         self._file = None if folder is None else folder / "looks.json"
-        self._began, self.seconds = time.perf_counter(), 0.0
+        self._began = time.perf_counter()
         stored = {} if self._file is None or not self._file.exists() else json.loads(self._file.read_text("utf-8"))
         self._before = float(stored.get("seconds", 0.0))
         self._found: dict[int, list[float]] = {int(done): hits for done, hits in stored.get("found", [])}
+
+    @property
+    def seconds(self) -> float:
+        """The time since the fit began, without that between two runs."""
+        return self._before + time.perf_counter() - self._began
 
     def columns(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """The numbers of passes, and the accuracies on held-out and on test images."""
@@ -320,7 +326,6 @@ class _Log:
         """Measure the accuracies after some of the passes, and return that on held-out images."""
         if done in self._looks:
             self._found[done] = self._measure(v)
-        self.seconds = self._before + time.perf_counter() - self._began
         if self._file is not None:
             state = {"seconds": self.seconds, "found": list(self._found.items())}
             disk.write(self._file, json.dumps(state).encode())
