@@ -1,8 +1,8 @@
 """Inner products with a few long vectors, and their sums, as GPU programs that read each vector once.
 
-The vectors are in low precision and the rest in float32. Products of a wide matrix of few rows by cuBLAS take several
-times as long, round their results to the dtype of the vectors, and write intermediate results of the length of the
-vectors.
+The vectors are in low precision and the rest in float32. Products of a wide matrix of few rows by cuBLAS round their
+results to the dtype of the vectors, and write intermediate results of the length of the vectors. With 24 vectors of 590
+million entries in bfloat16 on an H200, the inner products take 6.9 ms instead of 10.8, and the sum 23 instead of 22.
 """
 
 from __future__ import annotations
