@@ -572,20 +572,20 @@ def figure(trials: Trials) -> Figure:
                 at, found = (np.asarray(run.result[f"pass_{name}"]) for name in ("count", "test_accuracy"))
                 label = f"{row.removeprefix('linearised ')} ×{_width(run):g}"
                 lines.plot(at, 100 * found, style, marker="o", ms=2.5, color=BLUE if run is trial else SKY, label=label)
-    for trial in trials:
-        if str(trial.params["row"]) in table.rows and "curve_test_accuracy" in trial.result:
-            curve = 100 * np.asarray(trial.result["curve_test_accuracy"])
-            seen = np.flatnonzero(np.isfinite(curve))
-            style = "-" if "VGG" in str(trial.params["row"]) else "--"
-            label = f"{str(trial.params['row']).removeprefix('standard ')}, {trial.params['epochs']} epochs"
-            last = trial is table.rows[str(trial.params["row"])]
-            look = {"color": ORANGE} if last else {"color": BLACK, "lw": 0.7}
-            curves.plot(seen + 1, curve[seen], style, **look, label=label)
+    runs = [t for t in trials if str(t.params["row"]) in table.rows and "curve_test_accuracy" in t.result]
+    for trial in sorted(runs, key=lambda t: (str(t.params["row"]), int(t.params["epochs"]))):
+        curve = 100 * np.asarray(trial.result["curve_test_accuracy"])
+        seen = np.flatnonzero(np.isfinite(curve))
+        style = "-" if "VGG" in str(trial.params["row"]) else "--"
+        label = f"{str(trial.params['row']).removeprefix('standard ')}, {trial.params['epochs']}"
+        last = trial is table.rows[str(trial.params["row"])]
+        look = {"color": ORANGE} if last else {"color": BLACK, "lw": 0.7}
+        curves.plot(seen + 1, curve[seen], style, **look, label=label)
     lines.set(xlabel="passes over the images", ylabel="test accuracy (%)", title="linearised nets", xscale="log")
     curves.set(xlabel="epoch of SGD", ylabel="test accuracy (%)", title="standard nets", xscale="log")
-    for axis in (lines, curves):
+    for axis, title in ((lines, "net and width"), (curves, "net and number of epochs")):
         axis.xaxis.set_minor_formatter(NullFormatter())
-        axis.legend(loc="upper center", bbox_to_anchor=(0.5, -0.25), ncols=2, handlelength=2.6)
+        axis.legend(title=title, loc="upper center", bbox_to_anchor=(0.5, -0.3), ncols=2, handlelength=2.6)
     return page
 
 
