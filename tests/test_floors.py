@@ -91,7 +91,8 @@ def _names(files: dict[str, Path]) -> Iterator[str]:
 def _lengths(files: dict[str, Path]) -> Iterator[str]:
     for name, path in files.items():
         text = path.read_text(encoding="utf-8")
-        reason = re.search(r"^Longer than \d+ lines because", ast.get_docstring(ast.parse(text)) or "", re.M)
+        head = text.partition("import ")[0]
+        reason = re.search(r"^(# )?Longer than \d+ lines because", head, re.M)
         if len(text.splitlines()) > LONGEST and not reason:
             yield f"{name} has more than {LONGEST} lines; split it, or say 'Longer than {LONGEST} lines because'"
 
@@ -129,7 +130,7 @@ def test_what_is_allowed_passes(tmp_path: Path) -> None:
     package = tmp_path / "lazyscope"
     allowed = {
         "__init__.py": "from lazyscope.loss import Square",
-        "errors.py": "",
+        "errors.py": "# Longer than 350 lines because every error is here.\n" + "x = 1\n" * 400,
         "loss.py": '"""A loss.\n\nLonger than 350 lines because of its tables.\n"""\n' + "x = 1\n" * 400,
         "lab/a.py": "from lazyscope.lab.b import x\nfrom lazyscope import errors\nimport torch",
         "lab/b.py": "from lazyscope.loss import Square",

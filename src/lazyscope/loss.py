@@ -8,9 +8,9 @@ the outputs of one member, and are then shared by all members, or they also have
 members share targets. In the first case, the number of batch dimensions is inferred from the shapes; in the second
 case, it has to be passed as `batch=…`. Samples and outputs are never broadcast. Arrays and nested lists of numbers are
 converted to tensors on the device of the outputs.
-
-Longer than 350 lines because all arguments are documented.
 """
+
+# Longer than 350 lines because all arguments are documented. (The docstring opens the page of the documentation.)
 
 from __future__ import annotations
 

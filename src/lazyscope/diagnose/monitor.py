@@ -81,8 +81,9 @@ class Monitor:
         writers: Further writers: runs of Weights & Biases, the module `mlflow`, or loggers of Lightning.
         columns: The largest number of outputs per point for which kernels are exact. For networks with more outputs, it
             is the number of random combinations of outputs that estimate them.
-        start: Where the run began, if not here: the state dict of the network at its start w₀, or the state dict of a
-            monitor, as `load_state_dict` takes it. A number is the initial value of the step counter.
+        start: The start of the run, if it is not the current state: the state dict of the network at its start w₀, or
+            the state dict of a monitor, as `load_state_dict` takes it. A number is the initial value of the step
+            counter.
         run: The name of the run in CSV files. `None` makes one from the time.
 
     Attributes:

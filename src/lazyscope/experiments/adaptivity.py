@@ -147,8 +147,8 @@ def _asymptotic(trials: Trials, high: int) -> list[Claim]:
     samples = {s: samples_growth(trials, s) for s in ROWS}
     return [
         Claim(
-            f"beyond n = {FEW} and at d = {high}, the kernel's error falls faster than n^-0.3 for every s, so that it "
-            "is no power law here",
+            f"beyond n = {FEW} and at d = {high}, the kernel's error falls faster than n^-0.3 for every s, so it "
+            "does not follow a power law",
             "n^{-1/d} holds as n → ∞",
             f"exponents between successive n: {shown}",
             all(found[-1] < -0.3 for found in local.values()),

@@ -346,7 +346,7 @@ def claims(trials: Trials) -> list[Claim]:
             bool((exact_train >= 0.99).all()),
         ),
         Claim(
-            f"solved, its test accuracy is that of the trained net minus {below} points at most",
+            f"solved, its test accuracy is at least {below} points below that of the trained net",
             "§3.2: the drop is not due to lack of training",
             f"{exact_test.mean():.1%} against {test[0]:.1%}",
             bool((exact_test <= test[0] - below / 100).all()),

@@ -313,8 +313,8 @@ def _errors(trials: Trials, case: str) -> Claim:
     wider = [spread(trials, case, "square", power, 4 * WIDE) for power in (0.0, 0.5)]
     every, wrong = (spread(trials, case, name, 0.0) / spread(trials, case, name, 0.5) for name in ("square", "wrong"))
     return Claim(
-        f"{CASES[case]}: so do the test errors of mean outputs of nets with at least {WIDE} neurons, at least"
-        f" {TOGETHER:g} times less",
+        f"{CASES[case]}: the test errors of mean outputs of nets with at least {WIDE} neurons spread at least"
+        f" {TOGETHER:g} times less against α√m than against α",
         "Geiger et al. 2020: the curves collapse",
         f"{before / after:.1f} times ({before:.4f} and {after:.4f}); {every:.1f} times with narrow nets, and"
         f" {wrong:.1f} times for the share of wrong classes",

@@ -230,8 +230,8 @@ EXPERIMENT = Experiment(
     title="Gradient descent on functions of one variable: step size and smoothness",
     caption=(
         "Gradient descent on convex functions of one variable, the background of the theory: the step size decides"
-        " whether it converges, oscillates or diverges. Dots are its iterates, from the ring on, and lines the formulas"
-        " of the lecture, or join the dots."
+        " whether it converges, oscillates or diverges. The dots are the iterates, starting at the ring; the lines show"
+        " the formulas of the lecture or connect the dots."
     ),
     cost={"quick": "1 s on two cores", "paper": "10 s on two cores"},
     grid=grid,

@@ -114,7 +114,7 @@ def figure(trials: Trials) -> Figure:
 EXPERIMENT = Experiment(
     name="cubic",
     source="Ghorbani, Mei, Misiakiewicz, Montanari 2019, How general are these phenomena?",
-    title="A cubic target: neural tangent models keep their risk beyond N = d",
+    title="A cubic target: the risk of neural tangent models stays positive for N > d",
     caption=(
         "A target of degree three in d dimensions is approximated by the tangent features of a net with ρd neurons"
         " (NT), and by a net of nine neurons (NN); the bands reach from the least to the largest of the draws. Tangent"

@@ -231,7 +231,7 @@ def claims(trials: Trials) -> list[Claim]:
             bool(100 * last <= zero),
         ),
         Claim(
-            "smallest start: when the loss has fallen by 10 %, the kernel has done 75 % of its turn towards its limit,"
+            "smallest start: when the loss has fallen by 10 %, the kernel has turned 75 % of the way to its limit,"
             " and its norm still grows at least twofold",
             "Atanasov et al. 2022: silent alignment",
             f"{100 * turned[0]:.0f} %, {growth[0]:.1f} times",

@@ -221,7 +221,7 @@ def claims(trials: Trials) -> list[Claim]:
             bool(head["criterion"].max() == 0 and head["deviation"].max() < 1e-4),
         ),
         Claim(
-            "task vectors of the linearised network disturb each other less: a smaller disentanglement error for"
+            "task vectors of the linearised network interfere less: a smaller disentanglement error for"
             " coefficients from 0 to 1",
             "Ortiz-Jiménez et al. 2023, Figure 3",
             f"{linear:.3f} linearised, {plain:.3f} plain; the sum keeps {kept(trials, 'linear'):.1%} and"
@@ -283,9 +283,9 @@ EXPERIMENT = Experiment(
     source="Ortiz-Jiménez, Favero, Frossard 2023, and Chizat, Oyallon, Bach 2019, Section 1.2 (a new figure)",
     title="Is fine-tuning lazy? Full, low-rank and head-only",
     caption=(
-        "A network that knows five classes is adapted to five others in several ways. The criterion at the start"
-        " predicts how far each run leaves its tangent model, and task vectors of the tangent model can be added with"
-        " less interference."
+        "A network that knows five classes is adapted to five others in several ways. The criterion, computed in"
+        " the direction of the first ten steps, predicts how far each run leaves its tangent model, and task vectors of"
+        " the tangent model can be added with less interference."
     ),
     cost={"quick": "15 s on two cores", "paper": "15 min on one GPU, with CIFAR-10"},
     grid=grid,

@@ -297,8 +297,8 @@ EXPERIMENT = Experiment(
     source="Kumar, Bordelon, Gershman, Pehlevan 2024",
     title="Grokking: the delay of generalisation grows with α",
     caption=(
-        "A net is trained until it generalises, long after it has fitted its data. The larger its scale α,"
-        " the lazier it starts and the longer the delay, up to the kernel limit, which never generalises late."
+        "A network may generalise long after it has fitted its training data. The larger its scale α, the lazier it"
+        " starts and the longer this delay; in the kernel limit, α = ∞, it never generalises."
     ),
     cost={"quick": "15 s on two cores", "paper": "8 min on two cores"},
     grid=grid,

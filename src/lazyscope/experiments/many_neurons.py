@@ -57,10 +57,10 @@ EXPERIMENT = Experiment(
     source="Chizat, Oyallon, Bach 2019, supplement, Figure 6",
     title="Many neurons: feature learning, and two lazy initialisations",
     caption=(
-        "The cover figure with many neurons instead of twenty, of which each moves little to fit the data, so that the"
-        " axes of the left panel are enlarged, where the teacher's arrows show directions only: a wide network is lazy"
-        " or not, depending on its scale. If its initial output is not zero (middle), its neurons have to move further"
-        " than otherwise (right), to compensate for it."
+        "The cover figure with many neurons instead of twenty, each of which moves little, so the left panel is"
+        " enlarged and the teacher's arrows show directions only: whether a wide network is lazy depends on its scale."
+        " If its initial output is not zero (middle), its neurons have to move further than otherwise (right), to"
+        " compensate for it."
     ),
     cost={"quick": "8 s on two cores", "paper": "4 min on two cores"},
     grid=grid,

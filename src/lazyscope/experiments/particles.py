@@ -175,7 +175,7 @@ def claims(trials: Trials) -> list[Claim]:
 
 
 def _stuck(trial: Trial) -> float:
-    """Return the share of the seeds whose risk is not near 0 and has stopped to fall."""
+    """Return the share of the seeds whose risk is not near 0 and has stopped falling."""
     risk, times = np.asarray(trial.result["risk"]), np.asarray(trial.result["times"])
     middle = int(np.searchsorted(times, times[-1] / 2))
     return float(((risk[-1] > REACHED * risk[0]) & (risk[-1] > 0.99 * risk[middle])).mean())

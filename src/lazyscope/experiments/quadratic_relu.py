@@ -157,7 +157,7 @@ EXPERIMENT = Experiment(
     caption=(
         "Random features (RF), the neural tangent model (NT) and a trained network (NN) on a quadratic target, with"
         " ReLU neurons, for which there is no theorem on the trained network. The network still does better than its"
-        " tangent model, and that better than random features; the error bars reach from the least to the largest of"
+        " tangent model, which does better than random features; the error bars reach from the least to the largest of"
         " the draws."
     ),
     cost={"quick": "8 s on two cores", "paper": "2 min on a GPU, hours on two cores"},

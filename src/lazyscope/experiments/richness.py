@@ -281,7 +281,7 @@ EXPERIMENT = Experiment(
     source="Atanasov, Meterez, Simon, Pehlevan 2025; Lewkowycz et al. 2020",
     title="The best learning rate against richness",
     caption=(
-        "The largest useful learning rate η* of nets with L layers is measured as the scale 1/α of feature learning"
+        "The best learning rate η* of nets with L layers is measured as the scale 1/α of feature learning"
         " varies, with the largest eigenvalue λ of the kernel. It follows one power law in lazy training and another in"
         " rich training, with catapults between the dashed lines (right): the loss rises, and λ falls below 2/η."
     ),

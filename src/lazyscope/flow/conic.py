@@ -101,8 +101,8 @@ def conic_descent(
         steps: The number of steps.
         retraction: The update of the masses, `mirror` or `canonical`.
         tolerance: A member has converged when, at a recorded step, the gap of its dual certificate is at most
-            `tolerance`. The gap is a proven bound if the features know their curvature, as the certificate reports.
-            With 0, no certificate is computed.
+            `tolerance`. The gap is a proven bound if the curvature of the features is known, as the certificate
+            reports. With 0, no certificate is computed.
         record: The steps to record, or the number of steps to record, evenly spaced.
         watch: A function that is called with the measure at the recorded steps and returns measurements.
         keep: Whether to store the measures at the recorded steps.

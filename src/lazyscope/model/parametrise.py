@@ -43,7 +43,7 @@ def parametrise(
 
     The net and the base are the same architecture at two widths, both with the usual start, whose weights have a
     standard deviation proportional to 1/√fan_in. The parametrised net is trained with the learning rate that suits the
-    base:
+    base. Here, r_in and r_out are the numbers of inputs and of outputs of a layer relative to those in the base:
 
     - `"ntk"`: every weight is multiplied by 1/√r_in and is drawn larger by √r_in. Wide nets train lazily.
     - `"mup"`: maximal updates (Yang and Hu, 2021; Yang et al., 2022). With SGD, the learning rate of each weight is

@@ -79,7 +79,7 @@ def tangent_sgd(
         tolerance: The loss at which the iteration stops, relative to that at v = 0. The mean loss during an epoch must
             be as small, and then the loss at its end.
         centred: Whether to leave out h(w₀), so that Dh(w₀)v alone is fitted.
-        batch: The number of points of a step. An epoch leaves out the points that remain, other ones each time.
+        batch: The number of points of a step. Points that do not fill a batch are left out; they differ between epochs.
         deflated: The number of eigenvectors along which the gradient is divided. Each takes the memory of the model.
         sample: The number of points from which they are computed, with twice as many products. `None` uses a tenth of
             the points, and at least 500.

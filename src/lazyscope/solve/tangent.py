@@ -104,11 +104,11 @@ def tangent_solve(
             some fifteen more that an iteration holds. An iteration adds as many numbers to the bases as the model has
             parameters and the data has outputs. A checkpoint takes as much again, in the memory of the host. What the
             model needs for one batch is not counted. If the memory is full, the iteration starts again from the
-            residual; the flow and other ridges are then not available. They are available if it starts again for what
-            rounding has left, provided that the memory holds both spaces. How much memory the bases take at most is
-            said before the iteration: in the title of the progress bar or, if stderr is not a terminal and the
-            iteration may take longer than a minute, as a line on stderr.
-            `None` uses half of the free memory for the bases, 4 GiB at most on a CPU and 64 GiB at most on a GPU.
+            residual; the flow and other ridges are then not available. They are available if it is restarted only to
+            remove rounding errors, provided that the memory holds both spaces. The maximum memory of the bases is shown
+            before the iteration: in the title of the progress bar or, if stderr is not a terminal and the iteration may
+            take longer than a minute, as a line on stderr. `None` uses half of the free memory for the bases, 4 GiB at
+            most on a CPU and 64 GiB at most on a GPU.
         host: Memory of the host for vectors that do not fit into `memory`, as a number of bytes or a string. `None`
             uses none.
         checkpoint: A file in which the iteration is stored every `every` iterations. If it exists, the iteration
@@ -470,7 +470,7 @@ class TangentSolution:
     def largest(self) -> float:
         """The largest eigenvalue λ of the tangent kernel, as the Krylov space has found it, which is a lower bound.
 
-        The flow of its eigenvectors has ended by a few times n/λ. No other part of the flow is faster.
+        The component along its eigenvector has converged after a few times n/λ. No other component is faster.
         """
         sizes = self._space()[1].sizes
         return float(sizes.max()) ** 2 if len(sizes) else 0.0

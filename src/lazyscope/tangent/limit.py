@@ -104,10 +104,10 @@ def limit_kernel(
         kind: The kernel to compute: "ntk" or "nngp".
         variances: The variance of the entries of each parameter. "default" uses that of torch's default initialisation
             for `Linear`, `Conv1d`, `Conv2d`, `Conv3d` and `Embedding`, and refuses parameters whose largest entry or
-            mean square is unlikely for it (a chance of about 10⁻⁶), unless they are 0. Few entries do not show how they
-            were drawn. "measured" uses the mean square of the present entries. A dictionary gives the variances of some
-            parameters by name, and "default" is used for the others. A function of the name and the parameter gives all
-            of them.
+            mean square is unlikely for it (a chance of about 10⁻⁶), unless they are 0. This check is not reliable for
+            few entries. "measured" uses the mean square of the present entries. A dictionary gives the variances of
+            some parameters by name, and "default" is used for the others. A function of the name and the parameter
+            gives all of them.
         parametrisation: "ntk" or "standard".
         memory: The approximate number of bytes to use in addition to the result, as a number or a string such as
             "2GB". The default is 32 MiB on a CPU and, on a GPU, an eighth of its memory or 4 GiB if that is more. At

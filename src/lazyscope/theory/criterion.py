@@ -156,7 +156,7 @@ class RelativeScale:
 
     @property
     def criterion(self) -> float:
-        """The first criterion of section 1.2, F ‖D²h‖/(‖∇F‖ ‖Dh‖), for F above its infimum.
+        """The first criterion of section 1.2, F ‖D²h‖/(‖∇F‖ ‖Dh‖), where F is the loss minus its infimum.
 
         It is infinite if ∇F = 0 away from the infimum.
         """

@@ -81,10 +81,11 @@ def relative_scale(
             numbers; κ is the same for all losses. With `CrossEntropy(ignore_index=-100)`, all norms omit the outputs at
             the positions with this class index, and n counts the points that have other positions.
         metric: The metric P on the parameters. `None` means P = 1, gradient flow and SGD. An optimiser (`SGD`, `Adam`
-            or `AdamW` that trains the module `model`) has P = lr and P = lr/(√v̂ + ε), from its present state; weight
-            decay is not part of it, and parameters that it does not train do not move. A dictionary holds the diagonal
-            of P, one tensor for each parameter by name. An `Operator` is a root S with P = SSᵀ, with one row for each
-            parameter, such as `Dense(torch.linalg.cholesky(P))`. A factor of P changes neither κ nor the criterion.
+            or `AdamW` that trains the module `model`) has P = lr for `SGD` and P = lr/(√v̂ + ε) for `Adam` and `AdamW`,
+            from its present state; weight decay is not part of it, and parameters that it does not train do not move. A
+            dictionary holds the diagonal of P, one tensor for each parameter by name. An `Operator` is a root S with P
+            = SSᵀ, with one row for each parameter, such as `Dense(torch.linalg.cholesky(P))`. A factor of P changes
+            neither κ nor the criterion.
         batch: The number of points to evaluate at a time.
         starts: The number of starts of the search for ‖D²h‖. `None` uses 4 to 64, and fewer for larger models.
         tolerance: The residual at which the search stops. `None` uses 10⁻³ in float32 and 10⁻⁷ in float64.
