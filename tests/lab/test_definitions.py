@@ -93,6 +93,38 @@ def test_modules_of_users_are_read_whole(module: Path) -> None:
     assert ("dataclasses", ALL) in text.uses
 
 
+CHECKED = """
+def used(x):
+    check_size(x)
+    if x.any():
+        _check_sign(x)
+    y = check_kind(x)
+    return y
+
+def check_size(x):
+    raise ValueError(x)
+
+def _check_sign(x):
+    check_size(x)
+
+def check_kind(x):
+    return x
+"""
+
+
+def test_checks_of_arguments_are_not_part_of_the_code_of_lazyscope(tmp_path: Path) -> None:
+    """They raise an error or do nothing, so that a new one does not change the results of a trial that ends."""
+    checked, plain = tmp_path / "checked.py", tmp_path / "plain.py"
+    checked.write_text(CHECKED)
+    plain.write_text(
+        CHECKED.replace("    check_size(x)\n    if", "    if").replace("        _check_sign(x)", "        pass")
+    )
+    text = read(checked, "lazyscope.planted", ["used"])
+    assert text.code == read(plain, "lazyscope.planted", ["used"]).code
+    assert text.names == {"used", "check_kind"}, "what check_kind returns is used"
+    assert read(checked, "planted", ["used"]).code != read(plain, "planted", ["used"]).code, "those of users are"
+
+
 def test_packages_only_export_names() -> None:
     path = Path(lazyscope.__file__)
     text = read(path, "lazyscope", ["Model", "stream"])
@@ -119,10 +151,21 @@ def test_every_function_that_a_trial_executes_is_part_of_its_hash(name: str) -> 
     code = code_behind(experiment.trial, name)
     modules = {str(path): module for module, path in code.files.items()}
     ran: set[tuple[str, str]] = set()
+    inside = threading.local()  # a check of arguments that is not part of the hash
 
     def note(frame: FrameType, event: str, _: Any) -> None:
-        if event == "call":
-            ran.add((frame.f_code.co_filename, frame.f_code.co_qualname.partition(".")[0]))
+        file, function = frame.f_code.co_filename, frame.f_code.co_qualname.partition(".")[0]
+        check = getattr(inside, "check", None)
+        if event == "return" and check is frame:
+            inside.check = None
+        elif event == "call" and check is None:
+            if function.lstrip("_").startswith("check_") and function not in known(file):
+                inside.check = frame
+            else:
+                ran.add((file, function))
+
+    def known(file: str) -> frozenset[str]:
+        return code.definitions.get(modules.get(file, ""), frozenset())
 
     first = {tuple(value for value in point.values() if isinstance(value, str)): point for point in grid_of(name)}
     threading.setprofile(note)

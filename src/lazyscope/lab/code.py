@@ -7,7 +7,8 @@ effect. The standard library and installed packages are excluded, except lazysco
 the trial is not a plain function, its data are included: the text of a lambda, the arguments of a `functools.partial`,
 the variables of a closure, the state of an object. The release of PyTorch is included, because another release may
 compute different numbers. Comments, docstrings, layout, `figure`, `claims` and `grid` are excluded
-(the values of the grid are part of the key of the trial), and so is the lab, which only transports results.
+(the values of the grid are part of the key of the trial), and so are the lab, which only transports results, and the
+statements of lazyscope that only check arguments, which raise an error or do nothing.
 
 The hash does not cover data that a trial reads. They are part of the key of the trial if the experiment declares them
 (`Experiment.files`, `Experiment.variables`, `Experiment.data`). Changes of a module that is imported by a
@@ -33,7 +34,7 @@ import torch
 from torch import Tensor
 
 from lazyscope.errors import ExperimentError
-from lazyscope.lab.definitions import ALL, Use, read, uses
+from lazyscope.lab.definitions import ALL, Use, is_own, read, uses
 from lazyscope.lab.experiment import Experiment
 from lazyscope.lab.sources import bound, counts, file_of, place_of, reached, tree, written
 
@@ -179,7 +180,7 @@ class _Behind:
     def _statements(self, module: str) -> tuple[list[ast.stmt], list[ast.AST]]:
         """Return the statements of a module that the visited functions use, and the visited lambdas of the module."""
         path = self._files[module]
-        parsed = tree(path.read_text(encoding="utf-8"))
+        parsed = tree(path.read_text(encoding="utf-8"), checks=not is_own(module))
         lines = self._lambdas.get(module, set())
         nodes = ast.walk(parsed) if lines else ()
         lambdas: list[ast.AST] = [node for node in nodes if isinstance(node, ast.Lambda) and node.lineno in lines]

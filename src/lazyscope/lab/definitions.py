@@ -1,8 +1,9 @@
 """The definitions of a module that others use, and what they use in other modules.
 
 A function depends on some definitions of a module, not on all of them. For modules of lazyscope, the hash of a trial
-covers these definitions and every statement of the module that runs for its effect, such as one that adds a rule to a
-table. For modules of users, whose statements may have any effect, it covers the whole module.
+covers these definitions, without their checks of arguments, and every statement of the module that runs for its effect,
+such as one that adds a rule to a table. For modules of users, whose statements may have any effect, it covers the whole
+module.
 """
 
 from __future__ import annotations
@@ -100,10 +101,10 @@ def read(path: Path, module: str, names: Iterable[str] = (ALL,)) -> Text:
     package = module if exports else module.rpartition(".")[0]
     statements = _statements(path.read_text(encoding="utf-8"), package)
     chosen = frozenset(names) - {EFFECTS}
-    if exports and _is_own(module):
+    if exports and is_own(module):
         chosen -= {name for name in chosen if file_of(f"{module}.{name}") is not None}
     known = {name for statement in statements for name in statement.binds}
-    if not _is_own(module) or ALL in known | chosen or chosen - known:
+    if not is_own(module) or ALL in known | chosen or chosen - known:
         if any("EXPERIMENT" in statement.binds for statement in statements):
             statements = tuple(statement for statement in statements if not statement.binds & _VIEWS)
         return Text.of(statements)
@@ -115,7 +116,15 @@ def read(path: Path, module: str, names: Iterable[str] = (ALL,)) -> Text:
     return replace(text, uses=text.uses | others)
 
 
-def _is_own(module: str) -> bool:
+def is_own(module: str) -> bool:
+    """Decide whether a module belongs to lazyscope.
+
+    Args:
+        module: The full name of the module.
+
+    Returns:
+        True if it does.
+    """
     return module.partition(".")[0] == _OWN
 
 
@@ -130,7 +139,7 @@ def _statements(source: str, package: str) -> tuple[_Statement, ...]:
             _acts(each),
             isinstance(each, _DEFINITIONS),
         )
-        for each in tree(source).body
+        for each in tree(source, checks=not is_own(package)).body
     )
 
 
@@ -184,7 +193,7 @@ def uses(nodes: Iterable[ast.AST], package: str) -> frozenset[Use]:
             base = _absolute("." * node.level + (node.module or ""), package)
             for alias in node.names:
                 found.add((f"{base}.{alias.name}", ALL))
-                found.add((base, alias.name if _is_own(base) else ALL))
+                found.add((base, alias.name if is_own(base) else ALL))
         elif isinstance(node, ast.Call) and _called(node) in importers and node.args:
             name = node.args[0]
             if isinstance(name, ast.Constant) and isinstance(name.value, str):

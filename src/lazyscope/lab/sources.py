@@ -120,17 +120,20 @@ def written(part: object) -> str:
 
 
 @cache
-def tree(source: str) -> ast.Module:
+def tree(source: str, *, checks: bool = True) -> ast.Module:
     """Parse a module and remove its docstrings. A syntax tree does not contain comments and layout.
 
     Args:
         source: The source code of the module.
+        checks: Whether to keep checks of arguments, as `is_check` finds them.
 
     Returns:
         The tree, in which an import of several names is split into several imports. The tree is cached, so it must not
         be modified.
     """
     parsed = ast.parse(source)
+    if not checks:
+        parsed = _Unchecked().visit(parsed)
     for node in ast.walk(parsed):
         if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
             node.body = [s for s in node.body if not _is_text(s)] or [ast.Pass()]
@@ -213,6 +216,34 @@ def is_main(statement: ast.stmt) -> bool:
         True if it is one.
     """
     return isinstance(statement, ast.If) and "__name__" in named(statement.test)
+
+
+def is_check(statement: ast.stmt) -> bool:
+    """Decide whether a statement of lazyscope only checks arguments.
+
+    Args:
+        statement: Any statement.
+
+    Returns:
+        True if it calls a function named `check_…` and drops what it returns. Such a function raises an error or does
+        nothing, so it does not change the results of a trial that ends.
+    """
+    if not isinstance(statement, ast.Expr) or not isinstance(statement.value, ast.Call):
+        return False
+    called = statement.value.func
+    return isinstance(called, ast.Name) and called.id.lstrip("_").startswith("check_")
+
+
+class _Unchecked(ast.NodeTransformer):
+    """Removes checks of arguments. A block that contains nothing else passes."""
+
+    def generic_visit(self, node: ast.AST) -> ast.AST:
+        super().generic_visit(node)
+        for name in ("body", "orelse", "finalbody"):
+            block = getattr(node, name, None)
+            if isinstance(block, list) and any(isinstance(each, ast.stmt) and is_check(each) for each in block):
+                setattr(node, name, [each for each in block if not is_check(each)] or [ast.Pass()])
+        return node
 
 
 def _split(statement: ast.stmt) -> list[ast.stmt]:
