@@ -180,7 +180,8 @@ def test_every_function_that_a_trial_executes_is_part_of_its_hash(name: str) -> 
     own = [
         (modules.get(file, file), function)
         for file, function in ran
-        if Path(file).is_relative_to(package) and package / "lab" not in Path(file).parents and "<" not in function
+        if Path(file).is_relative_to(package) and "<" not in function
+        if package / "lab" not in Path(file).parents and Path(file) != package / "flow" / "checkpoint.py"
     ]
     assert len(own) > 3
     others = [(module, function) for module, function in own if module not in (experiment.trial.__module__,)]

@@ -7,8 +7,8 @@ effect. The standard library and installed packages are excluded, except lazysco
 the trial is not a plain function, its data are included: the text of a lambda, the arguments of a `functools.partial`,
 the variables of a closure, the state of an object. The release of PyTorch is included, because another release may
 compute different numbers. Comments, docstrings, layout, `figure`, `claims` and `grid` are excluded
-(the values of the grid are part of the key of the trial), and so are the lab, which only transports results, and the
-statements of lazyscope that only check arguments, which raise an error or do nothing.
+(the values of the grid are part of the key of the trial), and so are the lab and checkpoints, which only transport
+results, and the statements of lazyscope that only check arguments, which raise an error or do nothing.
 
 The hash does not cover data that a trial reads. They are part of the key of the trial if the experiment declares them
 (`Experiment.files`, `Experiment.variables`, `Experiment.data`). Changes of a module that is imported by a
@@ -173,7 +173,7 @@ class _Behind:
         for name in {parent for module in (*modules, *self._files) for parent in _around(module)} - modules.keys():
             if (path := file_of(name)) is not None:
                 modules[name], self._files[name] = read(path, name).code, path
-        texts += [f"{name}\n{modules[name]}" for name in sorted(modules)]
+        texts += [f"{name}\n{modules[name]}" for name in sorted(modules) if modules[name]]
         release = f"torch {re.split(r'[+]', torch.__version__)[0]}"
         return Code(_hash([release, *texts]), self._files, _hash(texts), definitions)
 

@@ -11,8 +11,8 @@ from functools import cache
 from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
 
-LAB = "lazyscope.lab"
-"""The lab is excluded from the hash of a trial, because it only transports results."""
+_TRANSPORT = ("lazyscope.lab", "lazyscope.flow.checkpoint")
+"""The lab and checkpoints are excluded from the hash of a trial, because they only transport results."""
 
 _INSTALLED = {"site-packages", "dist-packages"}
 _STANDARD = tuple({Path(sysconfig.get_path(kind)).resolve() for kind in ("stdlib", "platstdlib")})
@@ -29,12 +29,12 @@ def counts(module: str, path: Path | None, packages: set[str]) -> bool:
         packages: The top-level packages that are included wherever they are installed.
 
     Returns:
-        True for the modules of `packages`, except the lab, and for every other module that is neither part of the
-        standard library nor installed in site-packages, such as a file beside the experiment.
+        True for the modules of `packages`, except the lab and checkpoints, and for every other module that is neither
+        part of the standard library nor installed in site-packages, such as a file beside the experiment.
     """
     top = module.partition(".")[0]
-    if f"{module}.".startswith(f"{LAB}.") or top == "torch":  # the release of torch is part of the hash
-        return False
+    if top == "torch" or any(f"{module}.".startswith(f"{each}.") for each in _TRANSPORT):
+        return False  # the release of torch is part of the hash
     if top in packages:
         return True
     return path is not None and not _INSTALLED & set(path.parts) and not _is_standard(path)
