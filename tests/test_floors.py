@@ -18,7 +18,7 @@ LONGEST = 350
 
 FLOORS = (
     {"_typing", "errors"},  # below linalg, as every layer raises errors
-    {"ambient", "extras", "memory", "notices", "progress"},
+    {"ambient", "arguments", "extras", "memory", "notices", "progress"},
     {"linalg", "stream", "labels"},
     {"model", "loss", "data"},
     {"flow", "tangent", "theory", "torch_loss"},

@@ -105,6 +105,19 @@ def without_autocast(function: Callable[P, T]) -> Callable[P, T]:
     return plain
 
 
+def check_autocast() -> None:
+    """Raise an error inside `torch.autocast`, where products would be rounded.
+
+    Raises:
+        ModelError: If autocast is enabled for any device.
+    """
+    if any(torch.is_autocast_enabled(device) for device in _DEVICES):
+        raise ModelError(
+            "torch.autocast is enabled and would round the result; call this outside of it, or inside a block with"
+            " enabled=False."
+        )
+
+
 def derivatives() -> torch.enable_grad:
     """Enable gradients, whatever the caller's grad mode is.
 

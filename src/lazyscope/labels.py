@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias, final
 
@@ -38,6 +38,7 @@ def as_target(y: Any, like: Tensor) -> Tensor:
         (tensor([[0.5000],
                 [1.0000]]), torch.int64)
     """
+    check_target(y)
     if isinstance(y, Tensor):
         return y
     if isinstance(y, list | tuple) and y and all(isinstance(part, Tensor) for part in y):
@@ -53,6 +54,32 @@ def as_target(y: Any, like: Tensor) -> Tensor:
         return torch.tensor(array.astype(np.int64), device=like.device)
     dtype = like.dtype if like.is_floating_point() else torch.get_default_dtype()
     return torch.tensor(array.astype(np.float64), dtype=dtype, device=like.device)
+
+
+def check_target(y: Any) -> None:
+    """Raise an error if targets are not real numbers in dense tensors of one shape, or an array or a list of numbers.
+
+    Args:
+        y: The targets that the user passed.
+
+    Raises:
+        InputError: If they are not.
+    """
+    if not isinstance(y, Tensor | list | tuple | np.ndarray):
+        _check_array(y)
+    parts = y if isinstance(y, list | tuple) and y and all(isinstance(part, Tensor) for part in y) else [y]
+    tensors = [part for part in parts if isinstance(part, Tensor)]
+    if any(part.is_complex() for part in tensors):
+        raise InputError("The targets are complex numbers; pass real ones, such as y.real.")
+    if any(part.is_sparse or part.is_sparse_csr for part in tensors):
+        raise InputError("The targets are sparse tensors; pass dense ones, such as y.to_dense().")
+    if len({part.shape for part in tensors}) > 1:
+        raise InputError("The targets have several shapes; give every sample the same shape.")
+
+
+def _check_array(y: Any) -> None:
+    if y is None or isinstance(y, str | bytes | Mapping) or callable(y):
+        raise InputError(f"The targets are a {type(y).__name__}; pass a tensor or an array of numbers or classes.")
 
 
 def check_classes(target: Tensor, k: int, ignore_index: int | None = None) -> None:

@@ -197,6 +197,7 @@ class Loss(ABC):
         Raises:
             InputError: If the targets do not match the outputs or the loss.
         """
+        _check_outputs(y)
         if not y.is_floating_point():
             raise InputError(f"The outputs are {y.dtype}, and a loss needs floats; return floats from the model.")
         if y.numel() == 0 or y.ndim == 0:
@@ -224,6 +225,16 @@ class Loss(ABC):
         if encoded.ndim > target.ndim > 1 and target.shape == y.shape:
             return "integers are classes, without the last dimension; pass target.float() for probabilities"
         return "reshape it, for instance with target[:, None]"
+
+
+def _check_outputs(y: Any) -> None:
+    if not isinstance(y, Tensor):
+        raise InputError(f"The outputs are a {type(y).__name__}, and a loss needs a tensor; pass torch.as_tensor(y).")
+
+
+def _check_labels(loss: Loss, target: Tensor, k: int) -> None:
+    if target.device.type == "cpu":
+        loss.labels.check(target, k)
 
 
 @final
@@ -312,7 +323,7 @@ class Risk:
     def renewed(self, target: Target) -> Risk:
         """Create R for other samples.
 
-        The values of the targets are not checked, since reading them would wait for the GPU.
+        The values of targets on a GPU are not checked, since reading them would wait for it.
 
         Args:
             target: The targets, with the same number of dimensions as the first ones.
@@ -324,6 +335,7 @@ class Risk:
             InputError: If the number of dimensions differs.
         """
         target = as_target(target, self.target)
+        _check_labels(self.loss, target, self.shape[-1])
         encoded = self.loss.labels.encode(target, self.shape[-1]).to(self.target.dtype)
         if encoded.ndim not in (len(self.shape), self.batch + len(self.shape)):
             raise InputError(

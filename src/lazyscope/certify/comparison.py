@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from lazyscope._typing import Inputs, Number, Params
 from lazyscope.ambient import without_autocast
+from lazyscope.arguments import check_number
 from lazyscope.flow.descent import gradient_descent
 from lazyscope.flow.objective import Times, check_times
 from lazyscope.flow.ode import gradient_flow
@@ -20,7 +21,7 @@ from lazyscope.labels import Target, as_target
 from lazyscope.loss import Loss, Risk, check_loss
 from lazyscope.model.base import studied
 from lazyscope.model.coordinates import Studied
-from lazyscope.model.inputs import Samples
+from lazyscope.model.inputs import Samples, check_samples
 from lazyscope.theory.certificate import Comparison
 from lazyscope.theory.curvature import Curvature, minimiser
 
@@ -70,6 +71,7 @@ def compare(
         >>> ls.compare(net, ls.loss.Square(), x, y, alpha=10.0, times=[0.1, 1.0]).outputs.shape
         torch.Size([3])
     """
+    _check_pair(loss, alpha, unseen)
     model, x, unseen = studied(model).double(), doubled(x), None if unseen is None else doubled(unseen)
     times = check_times(times, infinity=False)
     times = times if float(times[0]) == 0 else torch.cat([times.new_zeros(1), times])
@@ -81,6 +83,13 @@ def compare(
         for told in [options | {"rtol": rtol, "atol": rtol / 1e3, "tolerance": 0.0}]
     )
     return both.compared(times, fine, coarse, unseen)
+
+
+def _check_pair(loss: Any, alpha: Any, unseen: Inputs | None) -> None:
+    check_loss(loss)
+    check_number("alpha", alpha)
+    if unseen is not None:
+        check_samples(unseen)
 
 
 @without_autocast

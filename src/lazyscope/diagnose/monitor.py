@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from lazyscope._typing import Inputs
 from lazyscope.ambient import derivatives
+from lazyscope.arguments import check_count
 from lazyscope.diagnose.measure import Probe
 from lazyscope.diagnose.prediction import predicted
 from lazyscope.diagnose.record import LayerRecord, Record, from_plain, to_plain
@@ -28,6 +29,7 @@ from lazyscope.labels import Target
 from lazyscope.linalg.bilinear import BilinearNorm
 from lazyscope.loss import Loss
 from lazyscope.model.forward import Output
+from lazyscope.model.inputs import check_samples
 from lazyscope.model.metric import Metric
 from lazyscope.theory.criterion import Descent, RelativeScale
 from lazyscope.torch_loss import TorchLoss
@@ -36,6 +38,11 @@ __all__ = ["Monitor", "Record", "read", "runs"]
 
 _MARK, _VERSION = "lazyscope", 1
 """The key that marks the state of a monitor, and its version."""
+
+
+def _check_optimiser(optimiser: Any) -> None:
+    if optimiser is not None and not isinstance(optimiser, torch.optim.Optimizer):
+        raise InputError(f"The optimiser is {optimiser!r}; pass an object of a class of torch.optim.")
 
 
 @final
@@ -139,6 +146,9 @@ class Monitor:
             raise InputError(
                 f"The start is a {type(start).__name__}; pass the number of the first step as an int, or a state dict."
             )
+        check_samples(x_probe)
+        check_count("columns", columns)
+        _check_optimiser(optimiser)
         self._schedule: Schedule = WithinBudget(budget) if every is None else Every(every)
         self._net, self._x = net, x_probe
         self._asked = (y_probe, loss, optimiser, columns)

@@ -6,6 +6,7 @@ import time
 from abc import ABC, abstractmethod
 from typing import final
 
+from lazyscope.arguments import check_count
 from lazyscope.errors import InputError
 
 _GROWTH = 1.02
@@ -45,6 +46,7 @@ class Every(Schedule):
     """
 
     def __init__(self, steps: int) -> None:
+        check_count("every", steps, least=0)
         if steps < 1:
             raise InputError(f"The number of steps between two measurements is {steps}; pass every=1 or more.")
         self._steps = steps

@@ -43,6 +43,8 @@ class Checkpoint:
     """
 
     def __init__(self, path: Path | str, *, every: int = 1) -> None:
+        if not isinstance(path, str | os.PathLike) or not Path(path).name:
+            raise StoreError(f"The checkpoint {path!r} is not the name of a file; pass one.")
         self.path, self.every = Path(path), every
         self._writer = ThreadPoolExecutor(1)
         self._written: Future[None] | None = None
@@ -78,10 +80,13 @@ class Checkpoint:
         Raises:
             StoreError: If it cannot, or if there is a folder of that name.
         """
-        if self.path.is_dir():
-            raise StoreError(f"The checkpoint {self.path} is a folder; pass a file.")
+        self._refuse_folder()
         with self._replacing(), self._temporary() as temporary:
             temporary.touch()
+
+    def _refuse_folder(self) -> None:
+        if self.path.is_dir():
+            raise StoreError(f"The checkpoint {self.path} is a folder; pass a file.")
 
     def _write(self, state: dict[str, Any]) -> None:
         with self._replacing(), self._temporary() as temporary:
@@ -113,7 +118,11 @@ class Checkpoint:
         """Load the last state onto the CPU; return `None` if there is none.
 
         A file that cannot be read, or whose checksum does not match, is renamed, with a `DamagedCheckpoint` warning.
+
+        Raises:
+            StoreError: If there is a folder of that name.
         """
+        self._refuse_folder()
         try:
             with self.path.open("rb") as file:
                 _check(file)
@@ -134,7 +143,7 @@ class Checkpoint:
             reason: What is wrong with it.
         """
         aside = self.path.with_suffix(".damaged")
-        if aside.is_dir() != self.path.is_dir():
+        if aside.exists():
             aside = self.path.with_suffix(f".{uuid.uuid4().hex[:8]}.damaged")
         with suppress(FileNotFoundError):  # another process has already renamed it
             self.path.replace(aside)

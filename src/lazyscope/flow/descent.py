@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator, Sequence
-from typing import TypeAlias
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from numbers import Integral
+from typing import Any, TypeAlias
 
 import numpy as np
 import torch
@@ -13,6 +14,7 @@ from torch import Tensor, nn
 
 from lazyscope._typing import Inputs, Number, Params
 from lazyscope.ambient import without_autocast
+from lazyscope.arguments import check_count, check_list, check_number
 from lazyscope.errors import InputError
 from lazyscope.flow.objective import Objective, flat, in_single, in_single_inputs
 from lazyscope.flow.sampler import Sampler
@@ -172,6 +174,7 @@ def stochastic_gradient_descent(
         >>> path.status, float(path.loss[-1]) < 1e-6
         (<Status.HORIZON: 'horizon'>, True)
     """
+    _check_draws(sampler, seed)
     model = in_single(studied(model))
     objective = Objective.of(model, loss, x, y, alpha, centred)
     descent = Descent(objective, lr, steps, momentum, schedule, record, tolerance)
@@ -189,6 +192,16 @@ def stochastic_gradient_descent(
     return descent.run(objectives(), observe, keep_params, progress)
 
 
+def _check_draws(sampler: Any, seed: Any) -> None:
+    if not callable(sampler) or isinstance(sampler, type):
+        raise InputError(
+            f"The sampler is a {type(sampler).__name__}; pass one that draws a batch at each step, such as"
+            " Minibatches(x, y, size)."
+        )
+    if not isinstance(seed, int):
+        raise InputError(f"seed={seed!r} is not an int; pass one.")
+
+
 class Descent:
     """The loop of both descents."""
 
@@ -203,10 +216,15 @@ class Descent:
         tolerance: Number,
     ) -> None:
         self.objective = objective
+        check_count("steps", steps, least=0)
+        check_number("momentum", momentum)
+        check_number("tolerance", tolerance, least=0)
+        _check_marks(record)
         self.batch = objective.coordinates.batch
         self.lr = check_lr(lr, self.batch)
         self.marks = check_record(record, steps)
         self.factors = [1.0 if schedule is None else float(schedule(step)) for step in range(steps)]
+        _check_factors(self.factors)
         if not 0 <= momentum < 1:
             raise InputError(f"The momentum is {momentum}; pass a number in [0, 1).")
         self.momentum = momentum
@@ -283,11 +301,25 @@ def log_spaced(steps: int, count: int = 100) -> list[int]:
         >>> log_spaced(1000, 4)
         [0, 1, 10, 100, 1000]
     """
+    check_count("steps", steps)
+    check_count("count", count)
     return [0, *np.unique(np.geomspace(1, steps, count).round().astype(int)).tolist()]
+
+
+def _check_marks(record: Any) -> None:
+    single = isinstance(record, int)
+    if not single and not (isinstance(record, Iterable) and all(isinstance(step, Integral) for step in record)):
+        raise InputError(f"The steps to record are {record!r}; pass their number as an int, or a list of steps.")
+
+
+def _check_factors(factors: Sequence[float]) -> None:
+    for factor in factors:
+        check_number("A factor of the schedule", factor, least=0)
 
 
 def check_lr(lr: Rate, batch: tuple[int, ...]) -> Tensor:
     """Check the step size and return it as float64 on the CPU, of shape () or `batch`."""
+    check_list("step sizes", lr, ndim=None)
     value = torch.as_tensor(lr, dtype=torch.float64, device="cpu").detach()
     if value.shape not in (torch.Size(), torch.Size(batch)):
         raise InputError(

@@ -13,10 +13,11 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from lazyscope._typing import Inputs, Number, Params
+from lazyscope.arguments import check_list, check_number
 from lazyscope.errors import InputError
 from lazyscope.labels import Target
 from lazyscope.linalg.finite import check_finite
-from lazyscope.loss import Loss, Risk
+from lazyscope.loss import Loss, Risk, check_loss
 from lazyscope.model.base import Model
 from lazyscope.model.coordinates import Alpha, Coordinates, Studied, check_alpha
 from lazyscope.model.ensemble import Ensemble
@@ -41,6 +42,7 @@ class Objective:
     @classmethod
     def of(cls, model: Studied, loss: Loss, x: Inputs, y: Target, alpha: Alpha, centred: bool) -> Objective:
         """Check the arguments, and create the objective on the given data."""
+        check_loss(loss)
         check_alpha(alpha)
         check_samples(x)
         coordinates = in_single(model).coordinates(in_single_inputs(x), alpha, centred=centred)
@@ -104,8 +106,18 @@ def unflat(vector: Float[Tensor, "*batch p"], like: Params) -> dict[str, Tensor]
     return {name: part.reshape(value.shape) for (name, value), part in zip(like.items(), parts, strict=True)}
 
 
+def check_tolerances(rtol: Number, atol: Number, tolerance: Number) -> None:
+    """Raise an error if the tolerances of an ODE solver are not finite and non-negative, or `atol` is 0."""
+    check_number("rtol", rtol, least=0)
+    check_number("atol", atol, least=0)
+    check_number("tolerance", tolerance, least=0)
+    if atol == 0:
+        raise InputError("atol is 0, but at the start, v = 0, a relative tolerance has no scale; pass atol > 0.")
+
+
 def check_times(times: Times, *, infinity: bool) -> Float[Tensor, "T"]:
     """Check that times are non-negative and increasing, and return them as float64 on the CPU."""
+    check_list("times", times, ndim=None)
     value = torch.as_tensor(times, dtype=torch.float64, device="cpu").detach()
     if value.ndim != 1 or len(value) == 0 or bool(value.isnan().any()):
         raise InputError("The times must be a list of numbers without NaN; pass at least one.")

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from lazyscope._typing import Inputs, Number
 from lazyscope.ambient import without_autocast
-from lazyscope.flow.objective import Objective, Times, check_times, flat, unflat
+from lazyscope.flow.objective import Objective, Times, check_times, check_tolerances, flat, unflat
 from lazyscope.flow.trajectory import Observer, Progress, Recording, Trajectory, followed
 from lazyscope.labels import Target
 from lazyscope.loss import Loss
@@ -81,6 +81,7 @@ def gradient_flow(
         >>> path.status, float(path.loss[-1]) < 1e-6
         (<Status.CONVERGED: 'converged'>, True)
     """
+    check_tolerances(rtol, atol, tolerance)
     times = check_times(times, infinity=False)
     objective = Objective.of(studied(model), loss, x, y, alpha, centred)
     batch = objective.coordinates.batch

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TypeAlias, final
+from typing import Any, TypeAlias, final
 
 import torch
 from torch import Generator, Tensor
 from torch.utils import _pytree as pytree
 
 from lazyscope._typing import Inputs
+from lazyscope.arguments import check_count
 from lazyscope.errors import InputError
 from lazyscope.labels import Target, as_target
 from lazyscope.model.inputs import check_samples
@@ -46,6 +47,8 @@ class Minibatches:
         check_samples(x)
         like = next((leaf for leaf in pytree.tree_leaves(x) if isinstance(leaf, Tensor)), torch.empty(0, device="cpu"))
         self.x, self.y, self.size, self.dim = x, as_target(y, like), size, dim
+        check_count("size", size, least=0)
+        _check_dim(dim, self.y, *pytree.tree_leaves(x))
         self.samples = self.y.shape[dim]
         if not 1 <= size <= self.samples:
             raise InputError(
@@ -83,3 +86,10 @@ class Minibatches:
             return value.index_select(self.dim, rows)
 
         return pytree.tree_map_only(Tensor, take, self.x), take(self.y)
+
+
+def _check_dim(dim: int, *values: Any) -> None:
+    check_count("dim", dim, least=0)
+    least = min(value.ndim for value in values if isinstance(value, Tensor))
+    if dim >= least:
+        raise InputError(f"dim={dim} does not count samples, as there are inputs or targets of {least} dimensions.")

@@ -14,13 +14,13 @@ from lazyscope._typing import Inputs, Number
 from lazyscope.ambient import without_autocast
 from lazyscope.errors import InputError
 from lazyscope.flow.matrix_free import matrix_free_flow
-from lazyscope.flow.objective import Objective, Times, check_times, flat
+from lazyscope.flow.objective import Objective, Times, check_times, check_tolerances, flat
 from lazyscope.flow.ode import Integration
 from lazyscope.flow.trajectory import Observer, Progress, Recording, Trajectory
 from lazyscope.labels import Target, as_target
 from lazyscope.linalg.eigen import COPIES
 from lazyscope.linalg.finite import check_finite
-from lazyscope.loss import Loss, Square
+from lazyscope.loss import Loss, Square, check_loss
 from lazyscope.memory import Memory, check_fits
 from lazyscope.model.base import Model, ModelCoordinates, studied
 from lazyscope.model.coordinates import Alpha, Studied
@@ -103,6 +103,8 @@ def tangent_flow(
         >>> path.status, float(path.loss[-1]) < 1e-6
         (<Status.CONVERGED: 'converged'>, True)
     """
+    check_loss(loss)
+    check_tolerances(rtol, atol, tolerance)
     times = check_times(times, infinity=True)
     model = studied(model)
     if isinstance(loss, Square):

@@ -17,7 +17,7 @@ from torch._compile import _disable_dynamo
 
 from lazyscope._typing import Inputs, Params
 from lazyscope.ambient import derivatives, ordinary
-from lazyscope.errors import LazyscopeError, ModelError
+from lazyscope.errors import InputError, LazyscopeError, ModelError, ScaleError
 from lazyscope.model.coordinates import Alpha, Coordinates, Studied, check_alpha, offset
 from lazyscope.model.forward import FunctionForward, Output, from_function, from_module, plain_kernels
 from lazyscope.model.increment import Blocks, Captured, FallbackWarning, Program, Scale, capture, split
@@ -255,7 +255,11 @@ class Model(Studied):
 
         Returns:
             A new model. This one is not changed.
+
+        Raises:
+            InputError: If there is not one tensor for each parameter.
         """
+        _check_params(params, self.params)
         moved = copy.copy(self)
         moved.params = {name: params[name].detach() for name in self.params}
         return moved
@@ -496,6 +500,7 @@ class Model(Studied):
         Raises:
             ScaleError: If α is not positive, or if αh(w₀) is infinite.
         """
+        _check_single(alpha)
         return ModelCoordinates(self, x, float(check_alpha(alpha)), centred)
 
     def jacobian(self, x: Inputs) -> Tensor:
@@ -601,4 +606,21 @@ def studied(model: Studied | nn.Module) -> Studied:
     Returns:
         A `Model` of the module as it is now. Any other object is returned unchanged.
     """
+    _check_studied(model)
     return Model(model) if isinstance(model, nn.Module) else model
+
+
+def _check_studied(model: Any) -> None:
+    if isinstance(model, type) or not (isinstance(model, nn.Module) or hasattr(model, "coordinates")):
+        kind = f"the class {model.__name__}" if isinstance(model, type) else f"a {type(model).__name__}"
+        raise ModelError(f"The model is {kind}; pass an nn.Module, or lazyscope.Model(f, params) for a function.")
+
+
+def _check_single(alpha: Alpha) -> None:
+    if check_alpha(alpha).ndim:
+        raise ScaleError("There are several scales α for one model; pass one number, or an Ensemble of models.")
+
+
+def _check_params(given: Any, known: Params) -> None:
+    if not isinstance(given, Mapping) or not all(isinstance(given.get(name), Tensor) for name in known):
+        raise InputError(f"There is not one tensor for each of the parameters {', '.join(known)}; pass them by name.")

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from lazyscope._typing import Inputs, Params
 from lazyscope.ambient import derivatives
+from lazyscope.arguments import check_list
 from lazyscope.errors import ModelError, ScaleError
 
 Alpha = float | int | Sequence[float] | Tensor
@@ -29,6 +30,7 @@ Pull: TypeAlias = Callable[[Tensor], dict[str, Tensor]]
 
 def check_alpha(alpha: Alpha) -> Tensor:
     """Convert α to a float64 tensor on the CPU, and raise an error if it is not positive."""
+    check_list("scales α", alpha, ndim=None)
     value = torch.as_tensor(alpha, dtype=torch.float64, device="cpu")
     if bool((value.isnan() | (value <= 0)).any()):
         raise ScaleError(f"The scale α must be positive (math.inf is allowed), but it is {alpha!r}; pass α > 0.")

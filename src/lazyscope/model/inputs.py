@@ -199,7 +199,9 @@ def check_inputs(x: Inputs) -> None:
         InputError: If the inputs contain NaN or infinity, or if they do not consist of tensors.
     """
     leaves = flatten(x)[1]
-    if any(t.is_floating_point() and not bool(torch.isfinite(t).all()) for t in leaves):
+    if any(t.is_sparse or t.is_sparse_csr or t.is_meta for t in leaves):
+        raise InputError("The inputs are sparse tensors, or have no values; pass dense ones, such as x.to_dense().")
+    if any((t.is_floating_point() or t.is_complex()) and not bool(torch.isfinite(t).all()) for t in leaves):
         raise InputError("The inputs contain NaN or infinity; clean them, for instance with torch.nan_to_num.")
 
 
@@ -213,6 +215,8 @@ def check_samples(x: Inputs) -> None:
         InputError: If the inputs are empty, contain NaN or infinity, or do not consist of tensors.
     """
     check_inputs(x)
+    if all(t.ndim == 0 for t in flatten(x)[1]):
+        raise InputError("The inputs are single numbers; pass one or more samples along the first dimension.")
     if any(t.numel() == 0 for t in flatten(x)[1]):
         raise InputError("The inputs are empty; pass at least one sample.")
 

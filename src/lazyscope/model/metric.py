@@ -7,6 +7,7 @@ differ by an orthogonal map. A factor of P changes neither κ nor the criterion.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, TypeAlias
 
 import torch
@@ -57,6 +58,7 @@ def metric_root(metric: Metric, model: Model, net: Any) -> Operator | None:
                 f" on {first.device}; convert one of them."
             )
         return metric
+    _check_kind(metric)
     if isinstance(metric, torch.optim.Optimizer):
         metric = optimiser_metric(metric, model, net)
     if set(metric) != set(model.params):
@@ -68,7 +70,24 @@ def metric_root(metric: Metric, model: Model, net: Any) -> Operator | None:
                 f"The metric of the parameter {name!r} is not a tensor of shape {tuple(w.shape)} with finite numbers"
                 " that are not negative; correct it."
             )
+    _check_positive(metric)
     return Diagonal(torch.cat([metric[name].detach().to(w).flatten().sqrt() for name, w in model.params.items()]))
+
+
+def _check_kind(metric: Any) -> None:
+    if isinstance(metric, str | type):
+        raise InputError(
+            f"The metric is {metric!r}; pass the optimiser that trains the module, such as torch.optim.Adam(…) after a"
+            f" step, since its metric depends on its state, or {_REMEDY}."
+        )
+    tensors = isinstance(metric, Mapping) and all(isinstance(each, Tensor) for each in metric.values())
+    if not tensors and not isinstance(metric, torch.optim.Optimizer):
+        raise InputError(f"The metric is a {type(metric).__name__}; pass an optimiser, an Operator, or {_REMEDY}.")
+
+
+def _check_positive(metric: Params) -> None:
+    if not any(bool(each.any()) for each in metric.values()):
+        raise InputError("The metric is zero, so that nothing moves; pass one that is positive for some parameters.")
 
 
 def optimiser_metric(optimiser: torch.optim.Optimizer, model: Model, net: Any) -> dict[str, Tensor]:

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, final
 
@@ -212,6 +212,7 @@ def _shapes(net: nn.Module, base: nn.Module) -> list[_Shape]:
         raise ModelError("The net has tied weights, which have one factor only; untie them first.")
     if any(parametrize.is_parametrized(module) for module in net.modules()):
         raise ModelError("The net is parametrised already; pass the plain net.")
+    _check_layers(net, given, known)
     found = []
     for name, weight in given.items():
         if name not in known or known[name].ndim != weight.ndim:
@@ -224,6 +225,22 @@ def _shapes(net: nn.Module, base: nn.Module) -> list[_Shape]:
             out, into = into, out  # a row per token
         found.append(_Shape(name, module, leaf, out, into))
     return found
+
+
+_TRANSPOSED = (nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
+
+
+def _check_layers(net: nn.Module, given: Mapping[str, Any], known: Mapping[str, Any]) -> None:
+    for name, module in net.named_modules():
+        if isinstance(module, _TRANSPOSED):
+            raise ModelError(
+                f"The usual start of the transposed convolution '{name}' does not depend on its number of inputs as"
+                " that of other layers does, so that its factors are not known; upsample and convolve instead."
+            )
+    if any(isinstance(weight, nn.parameter.UninitializedParameter) for weight in (*given.values(), *known.values())):
+        raise ModelError("The net has lazy modules without weights; evaluate the net and the base once first.")
+    if others := sorted(known.keys() - given.keys()):
+        raise ModelError(f"The base has '{others[0]}', which the net does not have; build both in the same way.")
 
 
 def _apply(shape: _Shape, start: float, factor: float) -> None:

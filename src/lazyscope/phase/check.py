@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, final
@@ -15,6 +15,7 @@ from torch import nn
 
 from lazyscope._typing import Inputs, Number
 from lazyscope.ambient import without_autocast
+from lazyscope.arguments import check_count, check_number
 from lazyscope.errors import InputError
 from lazyscope.extras import required
 from lazyscope.labels import Target
@@ -92,6 +93,7 @@ def coordinate_check(
         True
     """
     check_samples(x)
+    _check_numbers(lr, steps, seeds, layers)
     _check_sizes(widths, depths, steps, seeds)
     told = {"x": x, "y": y, "loss": loss, "lr": float(lr), "steps": steps, "layers": layers}
     wide = deep = None
@@ -103,7 +105,24 @@ def coordinate_check(
     return CoordinateCheck(wide, deep)
 
 
+def _check_numbers(lr: Any, steps: Any, seeds: Any, layers: Any) -> None:
+    check_number("lr", lr, least=0)
+    if lr == 0:
+        raise InputError("lr=0 trains nothing, so that there are no updates to compare; pass lr > 0.")
+    check_count("steps", steps, least=0)
+    check_count("seeds", seeds, least=0)
+    if layers is not None and not list(layers):
+        raise InputError("There are no layers to compare; pass their names, or None for all of them.")
+
+
 def _check_sizes(widths: Sequence[int], depths: Sequence[int] | None, steps: int, seeds: int) -> None:
+    for name, sizes in (("widths", widths), ("depths", depths)):
+        if sizes is None and name == "depths":
+            continue
+        if isinstance(sizes, str) or not isinstance(sizes, Iterable):
+            raise InputError(f"The {name} are {sizes!r}; pass a list of at least three different positive numbers.")
+        for size in sizes:
+            check_count(f"One of the {name}", size)
     for name, sizes in (("widths", widths), ("depths", depths)):
         alone = name == "widths" and depths is not None and len(widths) == 1
         if sizes is not None and not alone and (len(set(sizes)) < 3 or min(sizes) < 1):

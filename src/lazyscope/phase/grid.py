@@ -13,9 +13,10 @@ from torch import Tensor, nn
 
 from lazyscope._typing import Inputs, Number
 from lazyscope.ambient import without_autocast
+from lazyscope.arguments import check_count, check_list
 from lazyscope.errors import InputError, ModelError
 from lazyscope.flow.descent import log_spaced
-from lazyscope.labels import Target, as_target
+from lazyscope.labels import Target, as_target, check_target
 from lazyscope.loss import Loss, check_loss, matching_loss
 from lazyscope.model.base import Model
 from lazyscope.model.inputs import Samples, check_samples
@@ -147,6 +148,8 @@ def phases(
         >>> bool((found.deviation[0] > found.deviation[1]).all())  # smaller scales are farther from the tangent model
         True
     """
+    check_count("steps", steps)
+    _check_pair(validation)
     grid = _Grid.of({"alpha": alpha, "width": width, "scale": scale, "n": n, "lr": lr})
     check_samples(x)
     data = _Data.of(x, y, validation, seed)
@@ -243,6 +246,7 @@ class _Grid:
             )
         values: dict[str, list[Any]] = {}
         for name, value in given.items():
+            _check_axis(name, value)
             kind = int if name in ("width", "n") else float
             values[name] = [None] if value is None else [kind(each) for each in np.atleast_1d(np.asarray(value))]
             if not values[name] or any(each is not None and not 0 < each < math.inf for each in values[name]):
@@ -289,12 +293,14 @@ class _Data:
 
     @staticmethod
     def of(x: Inputs, y: Target, validation: tuple[Inputs, Target] | None, seed: int) -> _Data:
+        check_target(y)
         target = torch.as_tensor(y)
         total = len(Samples(x))
         if len(target) != total:
             raise InputError(f"There are {total} inputs and {len(target)} targets; pass one target for each input.")
         if validation is not None:
             check_samples(validation[0])
+            check_target(validation[1])
             return _Data(x, target, validation[0], torch.as_tensor(validation[1]))
         if total < 4:
             raise InputError("A quarter of the samples is held out, so at least 4 are needed; pass `validation`.")
@@ -310,6 +316,20 @@ class _Data:
         if n is not None and n > total:
             raise InputError(f"There are {total} training samples, and n is {n}; pass at most {total}.")
         return _Data(Samples(self.x).rows(slice(n)), self.y[:n], self.x_unseen, self.y_unseen)
+
+
+def _check_axis(name: str, value: Any) -> None:
+    if value is None:
+        return
+    check_list(f"values of {name}", value, ndim=None)
+    if name in ("width", "n"):
+        for each in np.atleast_1d(np.asarray(value)).tolist():
+            check_count(f"A value of {name}", int(each) if math.isfinite(each) and each == int(each) else each, least=0)
+
+
+def _check_pair(validation: Any) -> None:
+    if validation is not None and not (isinstance(validation, tuple | list) and len(validation) == 2):
+        raise InputError("The validation set is not a pair of inputs and targets; pass validation=(x, y).")
 
 
 def _builders(

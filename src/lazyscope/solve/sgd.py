@@ -24,6 +24,7 @@ from torch.utils.data import DataLoader
 
 from lazyscope._typing import Inputs, Params
 from lazyscope.ambient import without_autocast
+from lazyscope.arguments import check_count, check_number
 from lazyscope.errors import InputError
 from lazyscope.flow.checkpoint import Checkpoint
 from lazyscope.labels import Target
@@ -112,6 +113,7 @@ def tangent_sgd(
         >>> solution.converged, [round(value, 2) for value in solution.predict(x).flatten().tolist()]
         (True, [1.0, -1.0])
     """
+    _check_options(epochs, batch, every, sample, deflated, tolerance, acceleration, seed)
     if min(epochs, batch, every, 1 if sample is None else sample) < 1 or deflated < 0 or not 0 <= tolerance < 1:
         raise InputError(
             f"epochs={epochs}, batch={batch}, every={every} and sample={sample} must be positive, deflated={deflated}"
@@ -139,6 +141,20 @@ def tangent_sgd(
         end, residual = run.descend(now, epochs, tolerance, watch, None if stored is None else stored.save)
     pace = now.time / now.done if now.done else 0.0
     return TangentSolution(problem, end.v.double(), residual, now.done, now.reached <= tolerance, None, pace)
+
+
+def _check_options(
+    epochs: Any, batch: Any, every: Any, sample: Any, deflated: Any, tolerance: Any, acceleration: Any, seed: Any
+) -> None:
+    counts = {"epochs": epochs, "batch": batch, "every": every, "sample": 1 if sample is None else sample}
+    for name, count in counts.items():
+        check_count(name, count)
+    check_count("deflated", deflated, least=0)
+    check_number("tolerance", tolerance, least=0, below=1)
+    check_number("acceleration", acceleration, least=1)
+    check_count("seed", seed, least=0)
+    if seed >= 2**64:
+        raise InputError(f"seed={seed} has more than 64 bits; pass a smaller one.")
 
 
 class _Stored:

@@ -10,11 +10,10 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import cached_property
-from numbers import Integral
 from pathlib import Path
 from typing import Any, final
 
@@ -24,7 +23,8 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
 from lazyscope._typing import Inputs, Number, Params
-from lazyscope.ambient import full_precision, without_autocast
+from lazyscope.ambient import check_autocast, full_precision, without_autocast
+from lazyscope.arguments import check_count, check_list, check_number
 from lazyscope.errors import InputError
 from lazyscope.flow.checkpoint import Checkpoint
 from lazyscope.flow.objective import Times, check_times, in_single, in_single_inputs
@@ -129,7 +129,7 @@ def tangent_solve(
         >>> solution.converged, [round(value, 6) for value in solution.predict(x).flatten().tolist()]
         (True, [1.0, -1.0])
     """
-    _check_numbers(tolerance, iterations, every)
+    _check_numbers(ridge, tolerance, iterations, batch, every)
     problem = posed(model, x, y, ridge=float(ridge), centred=centred, batch=batch, rounded=rounded)
     jacobian = problem.jacobian
     if tolerance is None:
@@ -154,13 +154,14 @@ def _parse_host(host: Memory | None) -> int:
         raise InputError(str(error).replace("memory=", "host=")) from None
 
 
-def _check_numbers(tolerance: float | None, iterations: int | None, every: int) -> None:
-    if tolerance is not None and not 0 <= float(tolerance) < 1:
-        raise InputError(f"tolerance={tolerance} is not at least 0 and below 1; pass such a number.")
-    counts: dict[str, Any] = {"iterations": iterations, "every": every}
-    for name, count in counts.items():
-        if count is not None and (isinstance(count, bool) or not isinstance(count, Integral) or int(count) < 1):
-            raise InputError(f"{name}={count} is not a whole positive number; pass one.")
+def _check_numbers(ridge: Any, tolerance: Any, iterations: Any, batch: Any, every: Any) -> None:
+    check_number("ridge", ridge)
+    if tolerance is not None:
+        check_number("tolerance", tolerance, least=0, below=1)
+    if iterations is not None:
+        check_count("iterations", iterations)
+    check_count("batch", batch)
+    check_count("every", every)
 
 
 def posed(
@@ -202,7 +203,29 @@ def posed(
     if centred:
         start = torch.zeros_like(start)
     target = as_outputs(y, jacobian.n, jacobian.k).flatten().to(start)
+    check_size(target - start)
     return Problem(jacobian, start, target, ridge, rounded, centred)
+
+
+_LARGEST, _SMALLEST = 1e150, 1e-150
+"""The largest and the smallest number, apart from 0, whose square is computed in float64 without loss."""
+
+
+def check_size(missed: Tensor) -> None:
+    """Raise an error if the square of what is to be fitted overflows, or vanishes by rounding.
+
+    Args:
+        missed: The targets minus the outputs at v = 0.
+
+    Raises:
+        InputError: If it does.
+    """
+    size = float(missed.abs().max()) if missed.numel() else 0.0
+    if size > _LARGEST or 0 < size < _SMALLEST:
+        raise InputError(
+            f"The targets are up to {size:.3g} away from the outputs, and the square of that cannot be represented;"
+            " scale the targets and the outputs."
+        )
 
 
 class _SingleBatches(LoadedBatches):
@@ -492,6 +515,8 @@ class TangentSolution:
         Raises:
             InputError: If the inputs are invalid, or `at` does not have the names and shapes of the parameters.
         """
+        check_autocast()
+        check_count("batch", batch)
         fitted = self._problem.jacobian
         if at is not None:
             _check_displacement(fitted.model, at)
@@ -523,6 +548,7 @@ class TangentSolution:
         Returns:
             The displacement and the outputs at each time, with a bound on the error of each.
         """
+        check_autocast()
         times = check_times(times, infinity=True)
         krylov, projection = self._space()
         if iterations is not None and iterations != krylov.size:
@@ -548,6 +574,8 @@ class TangentSolution:
         Returns:
             The displacement and the outputs for each ridge, with a bound on the error of each.
         """
+        check_autocast()
+        check_list("ridges", ridges, ndim=None)
         numbers = torch.as_tensor(ridges, dtype=torch.float64, device="cpu").detach()
         if numbers.ndim != 1 or len(numbers) == 0 or not bool(((numbers >= 0) & numbers.isfinite()).all()):
             raise InputError(f"The ridges are {ridges}; pass a list of finite numbers that are not negative.")
@@ -584,6 +612,8 @@ class TangentSolution:
         Raises:
             InputError: If the ridge is 0 or too small for the precision, or there are fewer than 2 probes.
         """
+        check_count("probes", probes, least=0)
+        check_count("seed", seed, least=0)
         problem, jacobian = self._problem, self._problem.jacobian
         if problem.ridge == 0 or probes < 2:
             raise InputError("Leaving points out needs a positive ridge and at least two probes; pass them.")
@@ -593,6 +623,8 @@ class TangentSolution:
 
 
 def _check_displacement(model: Model, v: Params) -> None:
+    if not isinstance(v, Mapping) or not all(isinstance(each, Tensor) for each in v.values()):
+        raise InputError("A displacement has one tensor for each parameter; pass `v`, or one of the `v` of a curve.")
     if v.keys() != model.params.keys():
         wrong = sorted(v.keys() ^ model.params.keys())
         raise InputError(f"The displacement and the parameters differ in the names {wrong}; pass one tensor for each.")
@@ -602,6 +634,8 @@ def _check_displacement(model: Model, v: Params) -> None:
                 f"The displacement of {name} has shape {tuple(v[name].shape)}, and the parameter {tuple(w.shape)}; pass"
                 " the same shape."
             )
+        if not bool(v[name].isfinite().all()) or (v[name].is_complex() and not w.is_complex()):
+            raise InputError(f"The displacement of {name} has entries that are not finite, real numbers; pass such.")
 
 
 @final
@@ -620,4 +654,5 @@ class TangentCurve:
     @cached_property
     def outputs(self) -> Float64[Tensor, "points n k"]:
         """The outputs at the training points, computed when they are first used."""
+        check_autocast()
         return self._evaluate()

@@ -16,8 +16,10 @@ from torch import Tensor, nn
 
 from lazyscope._typing import Inputs
 from lazyscope.ambient import without_autocast
+from lazyscope.arguments import check_count, check_number
 from lazyscope.errors import InputError
 from lazyscope.labels import Target, as_target
+from lazyscope.linalg.finite import check_finite
 from lazyscope.linalg.solve import Solution, conjugate_gradients
 from lazyscope.memory import Memory, parse_memory
 from lazyscope.model.base import Model
@@ -54,9 +56,11 @@ def kernel_regression(
     The fit is f(x) = ȳ + K(x, X)c with (K + λsI)c = y - ȳ, where ȳ is the mean of each output over the points and
     s = tr(K)/N, with N the number of rows of K, makes the ridge λ independent of the number of points and of the scale
     of the kernel. Without a ridge it is the interpolant of smallest norm. In memory, the equation is solved by a
-    Cholesky factorisation in float64, which needs one copy of the kernel in float64 (20 GB for 50 000 points). With a
-    kernel on disk it is solved by conjugate gradients: each iteration reads
-    the kernel once for all sets of targets, on the Dask client of the tiles if they have one.
+    Cholesky factorisation in float64, which needs one copy of the kernel in float64 (20 GB for 50 000 points). The
+    rounding of a kernel in float32 may change the fit by up to 10 %, the more the smaller the ridge; a model in float64
+    avoids this, and a fit that would be worse is refused. With a kernel on disk the equation is solved by conjugate
+    gradients: each iteration reads the kernel once for all sets of targets, on the Dask client of the tiles if they
+    have one.
 
     Compare `kernel_regression(net, …)` with `kernel_regression(Model(net).at(trained_weights), …)` to see what training
     has added to the kernel, and with the trained network to see what the kernel lacks.
@@ -94,6 +98,7 @@ def kernel_regression(
         >>> [round(value, 4) for value in fit.predict(x).flatten().abs().tolist()]
         [1.0, 0.0, 1.0]
     """
+    _check_numbers(ridge, tolerance, iterations)
     on_disk = isinstance(kernel, KernelTiles)
     if not 0 <= ridge < float("inf") or (on_disk and ridge == 0):
         raise InputError(f"The ridge is {ridge}; pass a {'positive' if on_disk else 'non-negative'}, finite number.")
@@ -109,6 +114,7 @@ def kernel_regression(
                 raise InputError("There are no points to fit; pass at least one.")
             model = Model.of(kernel)
             kernel = tangent_kernel(model, _given(x), outputs=outputs, memory=memory)
+        _check_precision(kernel)
         kernel = _checked(kernel)
         dense = _matrix(kernel)
         n, rows = len(kernel), len(dense)
@@ -127,7 +133,49 @@ def kernel_regression(
         solution = conjugate_gradients(kernel.matrix, centred, shift=shift, tolerance=tolerance, iterations=iterations)
     else:
         solution = _solve(dense, centred, shift)
+        _check_resolved(dense, centred, shift, solution)
     return Regression(kernel, solution, mean, float(ridge), sets.ndim == 2, shift, outputs, model, x)
+
+
+def _check_numbers(ridge: Any, tolerance: Any, iterations: Any) -> None:
+    check_number("ridge", ridge)
+    if tolerance is not None:
+        check_number("tolerance", tolerance, least=0, below=1)
+    if iterations is not None:
+        check_count("iterations", iterations)
+
+
+def _check_precision(kernel: Any) -> None:
+    if isinstance(kernel, Tensor) and kernel.dtype in (torch.float16, torch.bfloat16):
+        raise InputError(
+            f"The kernel is {kernel.dtype}, too rough to be inverted; pass the model and its inputs in float32, such as"
+            " net.float() and x.float(), or such a kernel."
+        )
+
+
+_MISSED = 1e-3
+"""The relative residual from which a fit in float32 must be due to a kernel that cannot fit the targets."""
+
+
+def _check_resolved(
+    kernel: Float[Tensor, "N N"], right: Float64[Tensor, "N m"], shift: float, solution: Solution
+) -> None:
+    """Refuse a fit without directions whose eigenvalue is small, but larger than the rounding of the kernel.
+
+    The residual r lies in the directions that are left out. If their eigenvalues are rounding, so is rᵀKr/rᵀr.
+    """
+    if kernel.dtype == torch.float64 or float(solution.residuals.max()) <= _MISSED:
+        return
+    missed = right - torch.cat([_rows(kernel, part) @ solution.x for part in _parts(len(kernel))]) - shift * solution.x
+    along = sum((missed[part] * (_rows(kernel, part) @ missed)).sum(0) for part in _parts(len(kernel)))
+    eigenvalues = (along / missed.square().sum(0))[solution.residuals > _MISSED]
+    rounding = 4 * math.sqrt(len(kernel)) * torch.finfo(kernel.dtype).eps * float(kernel.abs().max())
+    if bool((eigenvalues > rounding).any()):
+        raise InputError(
+            f"The targets have parts along eigenvalues of the kernel near {float(eigenvalues.max()):.2g}, too small for"
+            f" an exact fit in {str(kernel.dtype).removeprefix('torch.')}; pass the model and its inputs in float64, or"
+            " a larger ridge."
+        )
 
 
 def _given(x: Inputs | None) -> Inputs:
@@ -377,6 +425,7 @@ class Regression:
                 "The fit was made from a kernel, not from a model; pass the kernel between the new points and those of"
                 f" the fit, of shape (n', {', '.join(map(str, own.shape[1:]))})."
             )
+        check_finite(kernel, "The kernel between the new points and those of the fit")
         result: Tensor = kernel
         return result
 
@@ -445,6 +494,7 @@ class Regression:
         return self.kernel
 
     def _inverse(self) -> Float64[Tensor, "N N"]:
+        _check_exact(self)
         kernel = _matrix(self._dense())
         factor, failed = torch.linalg.cholesky_ex(_symmetric(kernel, self._shift))
         random = torch.Generator("cpu").manual_seed(0)
@@ -463,6 +513,15 @@ class Regression:
         centred = torch.cat([_rows(kernel, part) @ c for part in _parts(len(kernel))]) + self._shift * c
         targets: Tensor = centred.reshape(len(self._dense()), *self.mean.shape) + self.mean
         return targets
+
+
+def _check_exact(fit: Regression) -> None:
+    """Refuse to leave out points of a fit that leaves out directions, as its coefficients are not (K + s)⁻¹y."""
+    if isinstance(fit.kernel, Tensor) and float(fit.solution.residuals.max()) > _AGREES:
+        raise InputError(
+            "The kernel with its ridge is singular up to rounding, so that no point can be left out; pass a"
+            f" {'larger ' if fit.ridge else ''}ridge."
+        )
 
 
 @dataclass(frozen=True)

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from lazyscope._typing import Inputs, Number
 from lazyscope.ambient import without_autocast
+from lazyscope.arguments import check_number
 from lazyscope.labels import Target
 from lazyscope.loss import Loss
 from lazyscope.model.coordinates import Studied
@@ -226,6 +227,7 @@ def least_scale(
     Returns:
         The scale α, or ∞ if the theorem does not apply up to `largest`.
     """
+    check_number("largest", largest, least=0)
     s = Start.of(model, loss, x, y, 1.0, True, constants)
     if not (well_conditioned(s.loss).holds and _rank(s, constant_rank=False).holds):
         return math.inf

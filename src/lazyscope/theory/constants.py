@@ -246,6 +246,18 @@ class GivenConstants(Constants):
         return Pointwise(self.pointwise_jacobian, lambda radius: self.pointwise_hessian)
 
 
+_FAR = 1e8
+"""The largest radius, in units of the smallest one, for which Lip(Dh) is sampled."""
+
+
+def _check_radius(radius: Number, unit: float) -> None:
+    if not radius <= _FAR * unit:
+        raise ModelError(
+            f"The theorems need Lip(Dh) within {float(radius):.3g} of the weights, too far to be sampled; pass a larger"
+            " α or a smaller K, or constants that hold everywhere."
+        )
+
+
 class SampledConstants(Constants):
     """Sampled estimates for any model.
 
@@ -271,6 +283,7 @@ class SampledConstants(Constants):
 
     def smoothness(self, radius: Number) -> float:
         # Computed once for each of a few growing radii, so that the estimate increases with the radius.
+        _check_radius(radius, self._unit)
         last = 0 if radius <= self._unit else math.ceil(math.log(radius / self._unit, _GROWTH))
         for k in range(len(self._known), last + 1):
             here = self._largest(self._x, self._unit * _GROWTH**k) / math.sqrt(self._points)

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from lazyscope._typing import Number
+from lazyscope.arguments import check_number
 from lazyscope.errors import InputError, ModelError, ScaleError
 from lazyscope.linalg.bilinear import BilinearNorm
 from lazyscope.linalg.finite import check_finite
@@ -227,6 +228,7 @@ class RelativeScale:
         Returns:
             The inverse relative scale at λw₀ with its factors.
         """
+        check_number("degree", degree)
         _positive(factor)
         return self._times(factor**degree, factor ** (degree - 1), factor ** (degree - 2))
 
@@ -244,6 +246,7 @@ class RelativeScale:
         Returns:
             The inverse relative scale of the network of `factor` times the width, with its factors.
         """
+        check_number("exponent", exponent)
         _positive(factor)
         grown = factor ** (exponent + 0.5)
         found = self._times(grown, grown, factor**exponent)

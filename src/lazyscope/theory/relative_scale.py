@@ -9,12 +9,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from lazyscope._typing import Inputs
 from lazyscope.ambient import full_precision, without_autocast
+from lazyscope.arguments import check_count, check_number
 from lazyscope.errors import LazyscopeError, ModelError
 from lazyscope.labels import Reals, Target, as_numbers, as_target
 from lazyscope.linalg.bilinear import bilinear_norm
@@ -111,6 +113,7 @@ def relative_scale(
         if metric is None:
             return _of_two_layer(model, x, y, loss, seed)
         model, x = _as_model(model), x.double()
+    _check_search(batch, starts, tolerance, iterations, seed)
     studied = Model.of(model)
     root = metric_root(metric, studied, model)
     jacobian = JacobianOperator(studied, x, batch=batch)
@@ -128,6 +131,14 @@ def relative_scale(
     )
     notice = " ".join(filter(None, [_warned(_notice(studied, jacobian.batches[:2])), by_differences]))
     return RelativeScale.assembled(outputs, target, risk, norm, pulled(moved), search, notice=notice)
+
+
+def _check_search(batch: Any, starts: Any, tolerance: Any, iterations: Any, seed: Any) -> None:
+    check_count("batch", batch)
+    check_count("starts", 1 if starts is None else starts)
+    check_number("tolerance", 0 if tolerance is None else tolerance, least=0)
+    check_count("iterations", iterations)
+    check_count("seed", seed, least=0)
 
 
 def encoded(loss: Loss | None, y: Target, outputs: Tensor) -> tuple[Tensor, Risk]:
