@@ -170,7 +170,7 @@ def test_a_solution() -> None:
     solution = ls.tangent_solve(net(), X, Y, ridge=0.1)
     for values in (None, "1", [1j]):
         with pytest.raises(LazyscopeError, match="The ridges are"):
-            solution.path(values)
+            solution.path(values)  # type: ignore[arg-type]
     for at in (solution.flow([1.0]), {name: w.numpy() for name, w in solution.v.items()}):
         with pytest.raises(LazyscopeError, match="one tensor for each parameter"):
             solution.predict(X, at=at)  # type: ignore[arg-type]
@@ -211,7 +211,7 @@ def test_kernel_regression() -> None:
         fit.predict(torch.full((2, 8), math.nan, dtype=D))
     for options in ({"tolerance": 2.0}, {"tolerance": math.nan}, {"iterations": 0}):
         with pytest.raises(LazyscopeError, match="is not a"):
-            ls.kernel_regression(kernel, None, Y, ridge=0.1, **options)  # type: ignore[arg-type]
+            ls.kernel_regression(kernel, None, Y, ridge=0.1, **options)
 
 
 @pytest.mark.parametrize("metric", ["adam", torch.optim.Adam, 1, [1.0], {"0.weight": 1.0}])
@@ -307,6 +307,22 @@ def test_monitors() -> None:
             ls.Monitor(net(), X, Y, **options)
     with pytest.raises(LazyscopeError, match="inputs are empty"):
         ls.Monitor(net(), X[:0], Y[:0])
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"steps": 2.5}, "steps=2.5 is not an integer"),
+        ({"points": "a"}, "points='a' is not an integer"),
+        ({"seconds": "a"}, "seconds='a' is not a number"),
+        ({"seed": 1.5}, "seed=1.5 is not an integer"),
+        ({"alphas": 2.0}, "The scales alphas are 2.0"),
+        ({"alphas": "ab"}, "The scales alphas are 'ab'"),
+    ],
+)
+def test_inspections(options: dict[str, Any], says: str) -> None:
+    with pytest.raises(LazyscopeError, match=says):
+        ls.inspect(net(), X, Y, **options)
 
 
 def test_numbers_in_any_form_pass() -> None:

@@ -8,12 +8,14 @@ from typing import Literal
 
 import pytest
 import torch
+from sklearn.datasets import load_digits
 from torch import Tensor, nn
 
 import lazyscope as ls
 from lazyscope.errors import InputError
 from lazyscope.tangent.operator import as_matrix
 
+DIGITS = load_digits()
 Outputs = Literal["full", "trace", "sum"]
 N, K = 14, 3
 
@@ -263,3 +265,33 @@ def test_wrong_labels_are_refused_with_a_remedy_that_exists(fit: Callable[..., o
         fit(network(), points(4), torch.tensor([0, 1, 2, -1]))
     with pytest.raises(InputError, match="real"):
         fit(network(), points(4), targets(4) * 1j)
+
+
+def test_a_fit_in_float32_is_exact_or_refused() -> None:
+    """Repeated points make a kernel singular; its small eigenvalues are far above rounding, and cannot be left out."""
+    x, y = DIGITS.data / 16, torch.tensor(DIGITS.target)
+    rows = torch.randint(0, 1000, (300,), generator=torch.Generator().manual_seed(0))
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 10)).double()
+    seen, unseen = torch.tensor(x)[rows], torch.tensor(x)[1200:1300]
+    exact = ls.kernel_regression(net, seen, y[rows], ridge=1e-5).predict(unseen)
+    with pytest.raises(InputError, match=r"too small for an exact fit in float32; pass the model .* in float64"):
+        ls.kernel_regression(net.float(), seen.float(), y[rows])
+    rounded = ls.kernel_regression(net.float(), seen.float(), y[rows], ridge=1e-5).predict(unseen.float())
+    assert (rounded - exact).norm() < 1e-2 * exact.norm()
+    noise = torch.randn(40, 1, generator=torch.Generator().manual_seed(1))
+    few = ls.kernel_regression(nn.Linear(4, 1), points(40).float(), noise, ridge=0.0)  # of rank 5, which float32 shows
+    assert float(few.solution.residuals.max()) > 0.5
+
+
+def test_points_are_left_out_exactly_or_not_at_all() -> None:
+    """With more points than parameters, a small ridge changes nothing until rounding makes the kernel singular."""
+    x, y = points(60), torch.randn(60, 1, generator=torch.Generator().manual_seed(3), dtype=torch.float64)
+    fits = {ridge: ls.kernel_regression(nn.Linear(4, 1).double(), x, y, ridge=ridge) for ridge in (1e-6, 1e-7, 1e-11)}
+    assert fits[1e-7].gcv == pytest.approx(fits[1e-6].gcv, rel=1e-3)
+    torch.testing.assert_close(fits[1e-7].leave_one_out, fits[1e-6].leave_one_out, rtol=1e-3, atol=1e-3)
+    for call in (lambda fit: fit.gcv, lambda fit: fit.leave_one_out):
+        with pytest.raises(
+            InputError, match="singular up to rounding, so that no point can be left out; pass a larger"
+        ):
+            call(fits[1e-11])

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from lazyscope._typing import Inputs
+from lazyscope.arguments import check_count, check_number
 from lazyscope.errors import InputError
 from lazyscope.linalg.eigen import COPIES
 from lazyscope.model.inputs import Samples
@@ -50,6 +51,9 @@ class Budget:
     steps: int | None = None
 
     def __post_init__(self) -> None:
+        check_number("seconds", self.seconds)
+        for name, value in (("points", self.points), ("steps", self.steps)):
+            check_count(name, 2 if value is None else value, least=0)
         if not 0 < self.seconds < math.inf:
             raise InputError(f"The budget is {self.seconds} seconds; pass a positive number, such as seconds=60.")
         if self.memory < 1 << 24:

@@ -13,6 +13,7 @@ from torch.utils.data import DataLoader
 
 from lazyscope._typing import Inputs
 from lazyscope.ambient import Shared, without_autocast
+from lazyscope.arguments import check_count, check_list
 from lazyscope.errors import InputError
 from lazyscope.inspect.batches import Batches
 from lazyscope.inspect.budget import Budget, Clock
@@ -122,6 +123,7 @@ def inspect(
         >>> report.about.training
         'Adam with learning rate 0.001 and batches of 5'
     """
+    check_count("seed", seed, least=0)
     budget = Budget(seconds, parse_memory(memory) or 0, points, steps)
     scales = _scales(alphas)
     notes: list[str] = []
@@ -297,6 +299,7 @@ class Stages:
 
 def _scales(alphas: Sequence[float | int]) -> list[float]:
     """Return α = 1, followed by the other scales in increasing order."""
+    check_list("scales alphas", alphas)
     scales = [float(alpha) for alpha in alphas]
     if not all(0 < alpha < math.inf for alpha in scales):
         raise InputError(f"The scales are {tuple(alphas)}; pass positive, finite numbers (α = ∞ is always measured).")
