@@ -132,6 +132,22 @@ def test_failing_hypotheses_are_reported() -> None:
     assert "Dh(w₀) is surjective" in [h.statement for h in many.hypotheses if not h.holds]
 
 
+def test_no_theorem_applies_to_a_model_with_kinks() -> None:
+    """The flow of max(zw, 0) leaves the bounds of Theorems 2.3 and 2.5 when it crosses the kink, where Dh jumps."""
+    x, y = torch.tensor([1.0, 2.0]).double(), torch.tensor([-3.0, -3.0]).double()
+    weight = {"w": torch.tensor([0.1]).double()}
+    for bend in (torch.relu, torch.nn.functional.softplus):
+        model = Model(lambda w, z, bend=bend: bend(z * w["w"]), weight)
+        found = certify(model, Square(), x, y, alpha=1.0, points=3, lr=0.01, steps=5)
+        theorems = [c for c in found if c.name.startswith(("Theorem", "Gradient"))]
+        assert len(theorems) == 5
+        smooth = [c.hypotheses[0] for c in theorems]
+        assert {h.statement for h in smooth} == {"Dh is locally Lipschitz"}
+        assert {h.holds for h in smooth} == {bend is not torch.relu}
+        if bend is torch.relu:
+            assert {c.verdict for c in theorems} == {Verdict.SILENT}
+
+
 def test_constants_are_labelled() -> None:
     net, x, y = small()
     proved = finite_horizon(net, x, y, alpha=10.0, K=1.0, centred=True)

@@ -23,7 +23,7 @@ from lazyscope.model.base import studied
 from lazyscope.model.coordinates import Studied
 from lazyscope.model.inputs import Samples, check_samples
 from lazyscope.theory.certificate import Comparison
-from lazyscope.theory.curvature import Curvature, minimiser
+from lazyscope.theory.curvature import Curvature
 
 _FINE, _COARSE = 1e-9, 1e-7
 """The relative tolerances of the solver. The difference of both results is a cautious bound on the finer error."""
@@ -211,7 +211,7 @@ class _Pair:
         slopes = torch.stack([self.risk.gradient(out) for out in path.outputs]).flatten(1)
         moved = [model.moved({k: v[i] for k, v in path.params.items()}, alpha) for i in range(len(times))]
         kernels = [_kernel(each, x) / n for each in moved]
-        best, gradient = minimiser(self.risk), self.gradients(path)
+        best, gradient = self.risk.loss.minimiser(self.risk.target), self.gradients(path)
         shifts = [((kernel - kernels[0]) @ g).norm() for g, kernel in zip(slopes, kernels, strict=True)]
         in_weights = sum(_apart(a, b, "params") for a, b in zip(fine, coarse, strict=True))
         in_weights += _ROUNDING * float(path.travel.max())

@@ -141,7 +141,7 @@ def under_parameterised(
     """
     radius = checked_radius(radius)
     s = Start.of(model, loss, x, y, alpha, centred, constants)
-    conditions = [well_conditioned(s.loss), _rank(s, constant_rank)]
+    conditions = [s.smooth, well_conditioned(s.loss), _rank(s, constant_rank)]
     if not all(condition.holds for condition in conditions):
         return Certificate("Theorem 2.5", tuple(conditions), s.known(), ())
     return _contracting("Theorem 2.5", s, s.loss, Pace(0.0), radius, conditions)
@@ -190,7 +190,7 @@ def descent(
     """
     pace, radius = Pace(checked_step(lr)), checked_radius(radius)
     s = Start.of(model, loss, x, y, alpha, centred, constants)
-    conditions = [well_conditioned(s.loss), _rank(s, constant_rank=False)]
+    conditions = [s.smooth, well_conditioned(s.loss), _rank(s, constant_rank=False)]
     if not all(condition.holds for condition in conditions):
         return Certificate("Gradient descent", tuple(conditions), s.known(), ())
     if s.constants.spectrum.injective:
@@ -229,7 +229,7 @@ def least_scale(
     """
     check_number("largest", largest, least=0)
     s = Start.of(model, loss, x, y, 1.0, True, constants)
-    if not (well_conditioned(s.loss).holds and _rank(s, constant_rank=False).holds):
+    if not (s.smooth.holds and well_conditioned(s.loss).holds and _rank(s, constant_rank=False).holds):
         return math.inf
     alpha = 1e-3
     while settled(_needed(replace(s, alpha=alpha), Pace(0.0))) == math.inf:  # the start does not depend on α
@@ -259,8 +259,8 @@ def _rank(s: Start, constant_rank: bool) -> Hypothesis:
     """The hypothesis that rank Dh is constant around w₀."""
     found = s.constants.spectrum
     full = found.injective or found.surjective
-    told = f"rank {found.rank} at w₀, {found.parameters} parameters, {found.outputs} outputs"
-    return Hypothesis("rank Dh is constant around w₀", found.rank > 0 and (full or constant_rank), told)
+    evidence = f"rank {found.rank} at w₀, {found.parameters} parameters, {found.outputs} outputs"
+    return Hypothesis("rank Dh is constant around w₀", found.rank > 0 and (full or constant_rank), evidence)
 
 
 def _contracting(
@@ -273,9 +273,9 @@ def _contracting(
     ball = Ball.of(s, radius if radius < math.inf else 0.0, steep)
     rate = pace.rate(ball.low, ball.high)
     test = "‖∇F_α(w₀)‖ ≤ rμ" if not pace.step else "η‖∇F_α(w₀)‖ ≤ r(1 - q), q < 1"
-    told = f"μ = {ball.low:.3g}" + (f", Λ = {ball.high:.3g}" if pace.step else "")
-    told += f", r = {radius:.3g}" if radius < math.inf else ", and no radius r is large enough"
-    conditions = [*conditions, Hypothesis(test, radius < math.inf and needed(radius) <= radius, told)]
+    evidence = f"μ = {ball.low:.3g}" + (f", Λ = {ball.high:.3g}" if pace.step else "")
+    evidence += f", r = {radius:.3g}" if radius < math.inf else ", and no radius r is large enough"
+    conditions = [*conditions, Hypothesis(test, radius < math.inf and needed(radius) <= radius, evidence)]
     known = {**s.known(ball.radius), "σ": Constant(s.constants.spectrum.least), "G": Constant(steep)}
     known |= {"rate μ": Constant(rate, s.constants.kind), "Λ": Constant(ball.high, s.constants.kind)}
     if not conditions[-1].holds:
@@ -326,9 +326,9 @@ def _descending(
     reach = needed(radius) if radius < math.inf else math.inf
     ball = Ball.of(s, radius if radius < math.inf else 0.0, steep)
     growth, margin = loss.strong_convexity * ball.floor**2, 1 - step * ball.high / 2
-    told = f"λ = {growth:.3g}, Λ = {ball.high:.3g}"
-    told += f", r = {radius:.3g}" if radius < math.inf else ", and no radius r is large enough"
-    conditions = [*conditions, Hypothesis("η < 2/Λ and ρ < r", reach < radius < math.inf, told)]
+    evidence = f"λ = {growth:.3g}, Λ = {ball.high:.3g}"
+    evidence += f", r = {radius:.3g}" if radius < math.inf else ", and no radius r is large enough"
+    conditions = [*conditions, Hypothesis("η < 2/Λ and ρ < r", reach < radius < math.inf, evidence)]
     known = {
         **s.known(ball.radius),
         "λ": Constant(growth, s.constants.kind),

@@ -96,6 +96,8 @@ class Constants(ABC):
     """The singular values of Dh(w₀)."""
     kind: str
     """How the Lipschitz constants are known: "upper bound" or "estimate"."""
+    kinked: bool = False
+    """Whether Dh jumps at kinks of the model, such as those of ReLU, so that it is not Lipschitz."""
 
     @property
     def jacobian_norm(self) -> float:
@@ -262,7 +264,8 @@ class SampledConstants(Constants):
     """Sampled estimates for any model.
 
     Lip(Dh) is the largest ‖D²h(w)‖ at w₀ and at random points at the given distance from w₀, an estimate from below.
-    For a model with kinks, D²h is the almost-everywhere second derivative, which does not account for the kinks.
+    For a model with kinks, D²h is the second derivative almost everywhere, which does not account for the kinks; the
+    theorems do not apply to it.
 
     Args:
         model: The model.
@@ -276,6 +279,7 @@ class SampledConstants(Constants):
     def __init__(self, model: Model, x: Inputs, *, samples: int = 4, seed: int = 0) -> None:
         self._model, self._x, self._samples, self._seed = model, x, samples, seed
         self._points = Batches(x, 1).n
+        self.kinked = model.kinked(x)
         self.spectrum = Spectrum.of(model, x)
         length = math.sqrt(sum(float(w.square().sum()) for w in model.params.values()))
         self._unit = _NEAR * (length if length > 0 else 1.0)

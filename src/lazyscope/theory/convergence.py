@@ -66,6 +66,7 @@ def over_parameterised(
     low, high = s.loss.strong_convexity, s.loss.smoothness
     sigma, norm = s.constants.smallest, s.constants.jacobian_norm
     conditions = [
+        s.smooth,
         well_conditioned(s.loss),
         Hypothesis("Dh(w₀) is surjective", sigma > 0, f"σ_min = {sigma:.3g}"),
     ]

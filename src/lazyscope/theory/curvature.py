@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import torch
 from torch import Tensor
 
 from lazyscope.errors import InputError
@@ -51,32 +50,6 @@ class Curvature:
                 " in place of the loss."
             )
         return _scaled(loss, 1.0, 1.0)
-
-
-def minimiser(risk: Risk) -> Tensor:
-    """Compute the minimiser y* of a risk, NaN if there is none.
-
-    The minimiser of cℓ + (μ/2)|y|² is that of ℓ + (μ/(2c))|y|², where c = n/n' is the weight of the points that are not
-    ignored, and that of an ignored point is 0.
-
-    Args:
-        risk: The risk on its targets.
-
-    Returns:
-        The minimiser, in the shape of the targets.
-    """
-    loss, weights = risk.loss, _weights(risk)
-    if weights is None or not isinstance(loss, Penalised) or not _ignores(loss):
-        return loss.minimiser(risk.target)
-    weight = float(weights.max())
-    found = _divided(loss, weight).minimiser(risk.target / weight)
-    return torch.where(weights[..., None] > 0, found, 0.0)
-
-
-def _divided(loss: Penalised, weight: float) -> Penalised:
-    """Divide all penalties by the weight of the points."""
-    inner = _divided(loss.loss, weight) if isinstance(loss.loss, Penalised) else loss.loss
-    return Penalised(inner, loss.weight / weight)
 
 
 def _scaled(loss: Loss, least: float, most: float) -> Curvature:

@@ -25,7 +25,7 @@ from lazyscope.model.coordinates import Studied
 from lazyscope.theory.arguments import checked_constant, checked_horizon, checked_radius
 from lazyscope.theory.certificate import Bound, Certificate, Constant, Hypothesis
 from lazyscope.theory.constants import Constants, constants_of
-from lazyscope.theory.curvature import Curvature, minimiser
+from lazyscope.theory.curvature import Curvature
 
 _ZERO = 1e-12
 """The value below which ‖h(w₀)‖ counts as 0, relative to ‖y*‖ if that is larger than 1."""
@@ -80,7 +80,7 @@ class Start:
         outputs, pull = coordinates.linearise(coordinates.zeros())
         y0 = outputs.double()
         risk = _risk(loss, y0, y)
-        best, curvature = minimiser(risk), Curvature.of(risk)
+        best, curvature = risk.loss.minimiser(risk.target), Curvature.of(risk)
         return Start(
             constants_of(model, x) if constants is None else constants,
             float(alpha),
@@ -104,6 +104,12 @@ class Start:
             found["Lip(h)"] = Constant(c.lipschitz(radius), c.kind)
             found["Lip(Dh)"] = Constant(c.smoothness(radius), c.kind)
         return {**found, **{name: Constant(value, c.kind) for name, value in more.items()}}
+
+    @property
+    def smooth(self) -> Hypothesis:
+        """The hypothesis that Dh is locally Lipschitz (Assumption 2.1), which kinks such as those of ReLU violate."""
+        kinked = self.constants.kinked
+        return Hypothesis("Dh is locally Lipschitz", not kinked, "the model has kinks" if kinked else "")
 
     @property
     def zero(self) -> Hypothesis:
@@ -182,8 +188,10 @@ def general(
     ]
     if unseen is not None:
         bounds.append(_unseen(s, unseen, displacement, weights, end))
-    smooth = Hypothesis("R has a Lipschitz gradient", math.isfinite(m), f"M = {m:.3g}")
-    return Certificate("Theorem 2.2", (s.zero, smooth), s.known(radius, **{"C₁": c1, "C₂": c2}), tuple(bounds))
+    steady = Hypothesis("R has a Lipschitz gradient", math.isfinite(m), f"M = {m:.3g}")
+    return Certificate(
+        "Theorem 2.2", (s.smooth, s.zero, steady), s.known(radius, **{"C₁": c1, "C₂": c2}), tuple(bounds)
+    )
 
 
 @without_autocast
@@ -262,7 +270,7 @@ def finite_horizon(
         f"{s.alpha:.3g} ≥ {K * gap / (radius * lip) if radius else math.inf:.3g}",
     )
     known = s.known(radius) | {"T": Constant(end), "K": Constant(float(K)), "‖αh(w₀) - y*‖": Constant(gap)}
-    return Certificate("Theorem 2.3", (wide,), known, tuple(bounds))
+    return Certificate("Theorem 2.3", (s.smooth, wide), known, tuple(bounds))
 
 
 def _unseen(s: Start, x: Inputs, displacement: Any, weights: Any, end: float) -> Bound:

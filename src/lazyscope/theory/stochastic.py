@@ -78,8 +78,8 @@ def stochastic_descent(
     pace, radius = Pace(checked_step(lr)), checked_radius(radius)
     s = Start.of(model, loss, x, y, alpha, centred, constants)
     found, smooth = s.constants.spectrum, s.loss.smoothness
-    told = f"rank {found.rank} at w₀, {found.parameters} parameters, {found.outputs} outputs"
-    conditions = [well_conditioned(s.loss), Hypothesis("Dh(w₀) is injective", found.injective, told)]
+    evidence = f"rank {found.rank} at w₀, {found.parameters} parameters, {found.outputs} outputs"
+    conditions = [s.smooth, well_conditioned(s.loss), Hypothesis("Dh(w₀) is injective", found.injective, evidence)]
     if not all(condition.holds for condition in conditions):
         return Certificate("Stochastic gradient descent", tuple(conditions), s.known(), ())
 
@@ -96,8 +96,8 @@ def stochastic_descent(
     # 1 - Q, without cancellation
     rest = gap * (2 - gap) - pace.step**2 * growth
     factor = 1 - rest
-    told = f"μ = {ball.low:.3g}, D = {far:.3g}, r = {ball.radius:.3g}, Q = {factor:.3g}"
-    conditions.append(Hypothesis("μ > 0, D < r and Q < 1", far < ball.radius and rest > 0, told))
+    evidence = f"μ = {ball.low:.3g}, D = {far:.3g}, r = {ball.radius:.3g}, Q = {factor:.3g}"
+    conditions.append(Hypothesis("μ > 0, D < r and Q < 1", far < ball.radius and rest > 0, evidence))
     numbers = {"rate μ": ball.low, "Λ": ball.high, "D": far, "s²": noise, "Q": factor}
     known = s.known(ball.radius) | {name: Constant(value, s.constants.kind) for name, value in numbers.items()}
     if not conditions[-1].holds:
