@@ -98,14 +98,14 @@ def certify(
     if end is None and not steepness > 0:
         raise ModelError("Dh(w₀) is 0, so the horizon K/‖Dh(w₀)‖² is infinite; pass horizon=… or use other weights.")
     end = K / steepness if end is None else end
-    told: dict[str, Any] = {"alpha": alpha, "centred": centred, "constants": known}
+    options: dict[str, Any] = {"alpha": alpha, "centred": centred, "constants": known}
     found = [
-        general(model, loss, x, y, horizon=end, unseen=unseen, **told),
-        over_parameterised(model, loss, x, y, **told),
-        under_parameterised(model, loss, x, y, **told),
+        general(model, loss, x, y, horizon=end, unseen=unseen, **options),
+        over_parameterised(model, loss, x, y, **options),
+        under_parameterised(model, loss, x, y, **options),
     ]
     if isinstance(loss, Square):
-        found.insert(1, finite_horizon(model, x, y, K=K, unseen=unseen, **told))
+        found.insert(1, finite_horizon(model, x, y, K=K, unseen=unseen, **options))
     ends = [c.horizon for c in found if math.isfinite(c.horizon)]
     rates = [c.constants[name].value for c in found for name in _RATES if c.applies and name in c.constants]
     # until the bounds for all times are e⁻⁵, but at most 30 times the fastest time scale, for the explicit solver
@@ -115,7 +115,7 @@ def certify(
     both = compare(model, loss, x, y, alpha=alpha, times=times, centred=centred, unseen=unseen)
     found = [*(c.against(both) for c in found), linear_rate(risk, both), stability(risk, both, known)]
     if lr is not None:
-        stepped = descent(model, loss, x, y, lr=lr, **told)
+        stepped = descent(model, loss, x, y, lr=lr, **options)
         if stepped.applies:
             walked = compare_steps(model, loss, x, y, alpha=alpha, lr=lr, steps=steps, centred=centred, points=points)
             stepped = stepped.against(walked)

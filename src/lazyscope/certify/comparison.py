@@ -78,9 +78,9 @@ def compare(
     both = _Pair.of(model, loss, x, y, float(alpha), centred)
     options: dict[str, Any] = {"alpha": float(alpha), "centred": centred, "times": times, "keep_params": True}
     fine, coarse = (
-        (gradient_flow(model, loss, x, both.target, **told), tangent_flow(model, loss, x, both.target, **told))
+        (gradient_flow(model, loss, x, both.target, **at), tangent_flow(model, loss, x, both.target, **at))
         for rtol in (_FINE, _COARSE)
-        for told in [options | {"rtol": rtol, "atol": rtol / 1e3, "tolerance": 0.0}]
+        for at in [options | {"rtol": rtol, "atol": rtol / 1e3, "tolerance": 0.0}]
     )
     return both.compared(times, fine, coarse, unseen)
 
@@ -135,8 +135,8 @@ def compare_steps(
     """
     model, x = studied(model).double(), doubled(x)
     both = _Pair.of(model, loss, x, y, float(alpha), centred)
-    told: dict[str, Any] = {"lr": lr, "steps": steps, "record": points, "keep_params": True}
-    path = gradient_descent(model, loss, x, both.target, alpha=alpha, centred=centred, **told)
+    options: dict[str, Any] = {"lr": lr, "steps": steps, "record": points, "keep_params": True}
+    path = gradient_descent(model, loss, x, both.target, alpha=alpha, centred=centred, **options)
     assert path.steps is not None
     tangent = both.tangent_steps(float(lr), set(path.steps.tolist()))
     return both.compared(path.times, (path, tangent), (path, tangent), None)

@@ -65,8 +65,8 @@ def expect(
         >>> import lazyscope as ls
         >>> net = ls.TwoLayer(torch.tensor([1.0]), torch.tensor([[2.0]]), torch.tanh)
         >>> x, y = torch.tensor([[0.5], [1.0], [2.0]]), torch.tensor([0.1, -0.1, 0.2])
-        >>> told = {"alpha": 1e3, "lr": 0.1, "steps": 2, "centred": True}
-        >>> expect(net, ls.loss.Square(), x, y, radius=0.1, **told).exits
+        >>> options = {"alpha": 1e3, "lr": 0.1, "steps": 2, "centred": True}
+        >>> expect(net, ls.loss.Square(), x, y, radius=0.1, **options).exits
         tensor([0., 0., 0.], dtype=torch.float64)
     """
     loss, model, x = check_loss(loss), studied(model).double(), doubled(x)
