@@ -33,12 +33,12 @@ def net(hidden: int = 6) -> nn.Module:
 
 def flows(**options: Any) -> dict[str, Callable[[], object]]:
     """The dynamics with some arguments, by name."""
-    told = {"model": net(), "loss": SQUARE, "x": X, "y": Y, **options}
-    timed = {"times": [0.0, 0.1], **told}
+    given = {"model": net(), "loss": SQUARE, "x": X, "y": Y, **options}
+    timed = {"times": [0.0, 0.1], **given}
     return {
         "gradient_flow": lambda: ls.gradient_flow(**timed),
         "tangent_flow": lambda: ls.tangent_flow(**timed),
-        "gradient_descent": lambda: ls.gradient_descent(**{"lr": 0.1, "steps": 2, **told}),
+        "gradient_descent": lambda: ls.gradient_descent(**{"lr": 0.1, "steps": 2, **given}),
     }
 
 
@@ -253,9 +253,9 @@ def test_relative_scale(options: dict[str, Any], says: str) -> None:
     ],
 )
 def test_phases(options: dict[str, Any], says: str) -> None:
-    told = {"net": net(), "x": X, "y": Y, "alpha": [1.0, 2.0], "steps": 2, **options}
+    given = {"net": net(), "x": X, "y": Y, "alpha": [1.0, 2.0], "steps": 2, **options}
     with pytest.raises(LazyscopeError, match=says):
-        ls.phases(**told)
+        ls.phases(**given)
 
 
 @pytest.mark.parametrize(
@@ -270,9 +270,9 @@ def test_phases(options: dict[str, Any], says: str) -> None:
     ],
 )
 def test_coordinate_check(options: dict[str, Any], says: str) -> None:
-    told = {"factory": net, "widths": [4, 8, 16], "x": X, "y": Y, "lr": 0.1, **options}
+    given = {"factory": net, "widths": [4, 8, 16], "x": X, "y": Y, "lr": 0.1, **options}
     with pytest.raises(LazyscopeError, match=says):
-        ls.coordinate_check(**told)
+        ls.coordinate_check(**given)
 
 
 def test_parametrisations() -> None:
@@ -297,12 +297,12 @@ def test_comparisons() -> None:
 
 
 def test_monitors() -> None:
-    told: list[tuple[dict[str, Any], str]] = [
+    given: list[tuple[dict[str, Any], str]] = [
         ({"columns": 0}, "columns=0 is not an integer"),
         ({"every": 2.5}, "every=2.5 is not an integer"),
         ({"optimiser": torch.optim.SGD}, "The optimiser is"),
     ]
-    for options, says in told:
+    for options, says in given:
         with pytest.raises(LazyscopeError, match=says):
             ls.Monitor(net(), X, Y, **options)
     with pytest.raises(LazyscopeError, match="inputs are empty"):

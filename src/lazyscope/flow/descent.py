@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from numbers import Integral
+from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -307,8 +306,11 @@ def log_spaced(steps: int, count: int = 100) -> list[int]:
 
 
 def _check_marks(record: Any) -> None:
-    single = isinstance(record, int)
-    if not single and not (isinstance(record, Iterable) and all(isinstance(step, Integral) for step in record)):
+    try:
+        whole = isinstance(record, int) or (isinstance(record, Collection) and all(int(s) == s for s in record))
+    except (TypeError, ValueError):
+        whole = False
+    if not whole:
         raise InputError(f"The steps to record are {record!r}; pass their number as an int, or a list of steps.")
 
 

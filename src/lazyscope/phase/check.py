@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence, Sized
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, final
@@ -111,7 +111,7 @@ def _check_numbers(lr: Any, steps: Any, seeds: Any, layers: Any) -> None:
         raise InputError("lr=0 trains nothing, so that there are no updates to compare; pass lr > 0.")
     check_count("steps", steps, least=0)
     check_count("seeds", seeds, least=0)
-    if layers is not None and not list(layers):
+    if isinstance(layers, Sized) and not layers:
         raise InputError("There are no layers to compare; pass their names, or None for all of them.")
 
 
