@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 
 import pytest
 import torch
@@ -12,6 +14,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 import lazyscope as ls
+from lazyscope._typing import Params
 from lazyscope.certify import certify, compare
 from lazyscope.errors import InputError, ModelError, ScaleError
 from lazyscope.linalg.bilinear import bilinear_norm
@@ -132,12 +135,16 @@ def test_failing_hypotheses_are_reported() -> None:
     assert "Dh(w₀) is surjective" in [h.statement for h in many.hypotheses if not h.holds]
 
 
+def bent(bend: Callable[[Tensor], Tensor], w: Params, z: Tensor) -> Tensor:
+    return bend(z * w["w"])
+
+
 def test_no_theorem_applies_to_a_model_with_kinks() -> None:
     """The flow of max(zw, 0) leaves the bounds of Theorems 2.3 and 2.5 when it crosses the kink, where Dh jumps."""
     x, y = torch.tensor([1.0, 2.0]).double(), torch.tensor([-3.0, -3.0]).double()
     weight = {"w": torch.tensor([0.1]).double()}
     for bend in (torch.relu, torch.nn.functional.softplus):
-        model = Model(lambda w, z, bend=bend: bend(z * w["w"]), weight)
+        model = Model(partial(bent, bend), weight)
         found = certify(model, Square(), x, y, alpha=1.0, points=3, lr=0.01, steps=5)
         theorems = [c for c in found if c.name.startswith(("Theorem", "Gradient"))]
         assert len(theorems) == 5
