@@ -79,7 +79,9 @@ def check_target(y: Any) -> None:
 
 def _check_array(y: Any) -> None:
     if y is None or isinstance(y, str | bytes | Mapping) or callable(y):
-        raise InputError(f"The targets are a {type(y).__name__}; pass a tensor or an array of numbers or classes.")
+        raise InputError(
+            f"The targets are a {type(y).__name__}, not numbers; pass a tensor or an array of numbers or classes."
+        )
 
 
 def check_classes(target: Tensor, k: int, ignore_index: int | None = None) -> None:

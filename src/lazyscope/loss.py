@@ -233,7 +233,10 @@ def _check_outputs(y: Any) -> None:
 
 
 def _check_labels(loss: Loss, target: Tensor, k: int) -> None:
-    if target.device.type == "cpu":
+    if target.device.type != "cpu":
+        return
+    ignored = getattr(loss.labels, "ignore_index", None)
+    if ignored is None or not bool((target == ignored).all()):  # all points of a batch may be ignored
         loss.labels.check(target, k)
 
 

@@ -97,7 +97,7 @@ def test_what_it_cannot_do_is_refused() -> None:
     with pytest.raises(InputError, match=f"pass memory={8 * (24 + 62) * (2 + 15)} or more"):
         tangent_flow(model, Square(), x, y, times=[1e6], matrix_free=True, memory=1000)
     for rtol in (-1.0, math.nan, math.inf):
-        with pytest.raises(InputError, match=f"rtol={rtol} is not a finite number"):
+        with pytest.raises(InputError, match=f"rtol={rtol} is not a number"):
             tangent_flow(model, Square(), x, y, times=[1.0], matrix_free=True, rtol=rtol)
     with pytest.raises(InputError, match="centred=True"):
         tangent_flow(model, Square(), x, y, times=[1.0], alpha=math.inf, matrix_free=True)
