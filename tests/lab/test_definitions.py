@@ -122,6 +122,12 @@ def test_checks_of_arguments_are_not_part_of_the_code_of_lazyscope(tmp_path: Pat
     text = read(checked, "lazyscope.planted", ["used"])
     assert text.code == read(plain, "lazyscope.planted", ["used"]).code
     assert text.names == {"used", "check_kind"}, "what check_kind returns is used"
+    caught = CHECKED.replace(
+        "    check_size(x)\n    if", "    try:\n        check_size(x)\n    except E:\n        pass\n    if"
+    )
+    checked.write_text(caught)
+    assert "check_size" in read(checked, "lazyscope.planted", ["used"]).names, "an error that is caught has an effect"
+    checked.write_text(CHECKED)
     assert read(checked, "planted", ["used"]).code != read(plain, "planted", ["used"]).code, "those of users are"
 
 

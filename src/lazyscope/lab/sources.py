@@ -235,7 +235,13 @@ def is_check(statement: ast.stmt) -> bool:
 
 
 class _Unchecked(ast.NodeTransformer):
-    """Removes checks of arguments. A block that contains nothing else passes."""
+    """Removes checks of arguments. A block that contains nothing else passes.
+
+    A `try` is kept as it is, because an error of a check that it catches decides what is computed.
+    """
+
+    def visit_Try(self, node: ast.Try) -> ast.AST:
+        return node
 
     def generic_visit(self, node: ast.AST) -> ast.AST:
         super().generic_visit(node)
